@@ -158,7 +158,7 @@ class Loop:
     capsule: Path | None = None
     """The directory with the batch that made the training fail; None if there is none."""
     rows: Any
-    """The rows that the run records, an `emrun.record.record.Record`: sinks are made from them."""
+    """The rows that the run records, an `emrun.record.metrics_log.MetricsLog`: sinks are made from them."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
     recorded: Mapping[str, Any] = MappingProxyType({})

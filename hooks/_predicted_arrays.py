@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import UsageError
-from emrun.hooks._parts.columns import Column
+from emrun.hooks._shared.columns import Column
 from emrun.hooks.save_predictions import SavePredictions
 
 
@@ -49,13 +49,13 @@ class PredictedArrays(SavePredictions):
         Raises:
             UsageError: the values of a variable have different shapes.
         """
-        found = {}
+        arrays = {}
         for name in self._batches[0]:
             try:
-                found[name] = np.concatenate([np.asarray(batch[name]) for batch in self._batches])
+                arrays[name] = np.concatenate([np.asarray(batch[name]) for batch in self._batches])
             except ValueError as error:
                 raise UsageError(
                     f"no array can hold {name!r}, whose values have different shapes: leave it out of "
                     "variables, or write a .parquet or .jsonl file"
                 ) from error
-        return found
+        return arrays

@@ -64,7 +64,7 @@ class Times:
             {name: total(f"batch_length_{name}") for name in streams},
             set(trained),
         )
-        times.seconds = max(seconds, sum(times._parts().values()))
+        times.seconds = max(seconds, sum(times._sums().values()))
         return times
 
     def add(self, other: Times) -> None:
@@ -72,20 +72,20 @@ class Times:
         self.seconds += other.seconds
         self.saving += other.saving
         for name in ("reading", "model", "hooks", "examples"):
-            own: dict[str, float] = getattr(self, name)
+            seconds: dict[str, float] = getattr(self, name)
             for key, value in getattr(other, name).items():
-                own[key] = own.get(key, 0.0) + value
+                seconds[key] = seconds.get(key, 0.0) + value
         self.trained |= other.trained
 
-    def _parts(self) -> dict[str, float]:
+    def _sums(self) -> dict[str, float]:
         sums = {name: sum(getattr(self, name).values()) for name in ("model", "reading", "hooks")}
         return {**sums, "checkpoints": self.saving}
 
     def shares(self) -> dict[str, float]:
         """Return the shares of the time: `model`, `reading`, `hooks`, `checkpoints` and `other`; their sum is 1."""
         whole = self.seconds or 1.0
-        parts = {name: seconds / whole for name, seconds in self._parts().items()}
-        return {**parts, "other": max(0.0, 1 - sum(parts.values()))}
+        shares = {name: seconds / whole for name, seconds in self._sums().items()}
+        return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
 
     def rate(self, stream: str) -> float | None:
         """Return the examples a second of a stream while it was read and run; None if it had no batch."""
@@ -94,10 +94,12 @@ class Times:
 
     def evaluating(self) -> float:
         """Return the share of the time for reading and running streams that are evaluated."""
-        both = (self.reading, self.model)
-        return sum(value for each in both for name, value in each.items() if name not in self.trained) / (
-            self.seconds or 1.0
-        )
+        spent = 0.0
+        for seconds in (self.reading, self.model):
+            for name, value in seconds.items():
+                if name not in self.trained:
+                    spent += value
+        return spent / (self.seconds or 1.0)
 
 
 def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequence[str], cores: int) -> tuple[str, str]:
@@ -116,11 +118,11 @@ def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequen
         advice = _for_reading(ahead, cores) if ahead is not None else f"{ASKS}; make the dataset faster"
         return "reading", f"waits for data {shares['reading']:.0%} of the time: {advice}"
     if times.trained and extra_streams and times.evaluating() >= EVALUATES:
-        name = max(extra_streams, key=lambda each: times.model.get(each, 0.0))
+        name = max(extra_streams, key=lambda stream: times.model.get(stream, 0.0))
         often = f"evaluate less often, main_loop.extra_streams: [{{{name}: 5 epochs}}], or less of it, {{batches: 20}}"
         return "evaluations", f"evaluates {times.evaluating():.0%} of the time: {often}"
     if shares["hooks"] >= CALLS:
-        name = max(times.hooks, key=lambda each: times.hooks[each])
+        name = max(times.hooks, key=lambda hook: times.hooks[hook])
         share = times.hooks[name] / times.seconds
         often = "call it less often, or leave it out"
         return "hooks", f"hooks take {shares['hooks']:.0%} of the time, {name} {share:.0%}: {often}"

@@ -11,8 +11,8 @@ import numpy as np
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
-from emrun.hooks._parts.columns import Column, column, missing
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import Column, column, missing
+from emrun.hooks._shared.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class AccumulateVariables(OfStreams):
         Each entry of the list is a number of NumPy, an array, a string or a list of strings.
         """
         return {
-            stream: {name: [each for chunk in chunks for each in chunk] for name, chunks in variables.items()}
+            stream: {name: [value for chunk in chunks for value in chunk] for name, chunks in variables.items()}
             for stream, variables in self._chunks.items()
         }
 
@@ -127,5 +127,5 @@ class AccumulateVariables(OfStreams):
 def _copied(values: Any) -> Any:
     """Return a copy, because the stream or the model may use the memory of an array again."""
     if isinstance(values, list):
-        return [_copied(each) for each in values]
+        return [_copied(entry) for entry in values]
     return np.array(values) if isinstance(values, np.ndarray) else values

@@ -110,7 +110,7 @@ class AverageWeights(AbstractHook):
     def _why_not(self) -> str | None:
         """Return why statistics of BatchNorm cannot be recomputed; None if they can."""
         loop: Any = self.main_loop
-        if not any(isinstance(each, _BatchNorm) for each in loop.model.module.modules()):
+        if not any(isinstance(part, _BatchNorm) for part in loop.model.module.modules()):
             return _NO_BATCH_NORM
         if ranks().several:
             return "each rank reads only its rows of the train stream"
@@ -136,8 +136,8 @@ class AverageWeights(AbstractHook):
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""
-        several = list(model.optimizers.values())
-        if self._every.unit == "updates" and (not several or optimizer is several[-1]):
+        optimizers = list(model.optimizers.values())
+        if self._every.unit == "updates" and (not optimizers or optimizer is optimizers[-1]):
             done = self.main_loop.updates_done + 1  # this update is counted after the batch
             if done % self._every.count == 0 and done != self._last_update:
                 self._last_update = done
@@ -184,11 +184,11 @@ class AverageWeights(AbstractHook):
         """Give the model tensors for evaluations, with these values, or those that are trained."""
         saved = model.module.state_dict().keys()
         named = (*model.module.named_parameters(), *model.module.named_buffers())
-        own = {name: tensor for name, tensor in named if name in saved}
-        model.evaluation_weights = {name: (own if values is None else values)[name].detach().clone() for name in own}
+        kept = {name: tensor for name, tensor in named if name in saved}
+        model.evaluation_weights = {name: (kept if values is None else values)[name].detach().clone() for name in kept}
         self._pairs = []
         self._others = []
-        for name, tensor in own.items():
+        for name, tensor in kept.items():
             is_averaged = tensor.is_floating_point() or tensor.is_complex()
             pairs = self._pairs if is_averaged else self._others
             pairs.append((model.evaluation_weights[name], tensor))

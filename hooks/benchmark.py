@@ -42,8 +42,8 @@ class Benchmark(AbstractHook):
             seconds = profile.get(f"eval_batch_{name}", ())
             lengths = profile.get(f"batch_length_{name}", ())
             examples = [
-                each / (self._batch_size or length)
-                for each, length in zip(seconds[:-1], lengths[:-1], strict=True)
+                duration / (self._batch_size or length)
+                for duration, length in zip(seconds[:-1], lengths[:-1], strict=True)
                 if self._batch_size or length
             ]
             if examples:

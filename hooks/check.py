@@ -8,7 +8,7 @@ from emrun.base.arguments import check_count, check_number
 from emrun.base.types import EpochData
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
-from emrun.hooks._parts.statistic import Statistic
+from emrun.hooks._shared.statistic import Statistic
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,5 +69,5 @@ class Check(AbstractHook):
         if value is not None and value > required:
             raise TrainingTerminated(f"{address} is {value:g}, more than {required:g}, in epoch {epoch_id} (Check)")
         if epoch_id >= self._max_epoch:
-            found = "was not evaluated" if value is None else f"is {value:g}, not more than {required:g},"
-            raise TrainingAborted(f"{address} {found} in epoch {epoch_id} (Check max_epoch: {self._max_epoch})")
+            outcome = "was not evaluated" if value is None else f"is {value:g}, not more than {required:g},"
+            raise TrainingAborted(f"{address} {outcome} in epoch {epoch_id} (Check max_epoch: {self._max_epoch})")

@@ -12,7 +12,7 @@ from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.epoch_data import declared
 from emrun.hook import Loop
-from emrun.hooks._parts.class_counts import MOST, ClassHook, Counted
+from emrun.hooks._shared.class_counts import MOST, ClassHook, Counted
 
 Average = Literal["binary", "micro", "macro", "weighted"]
 _BY_CLASS = ("precision", "recall", "f1", "specificity")
@@ -81,8 +81,8 @@ class ClassificationMetrics(ClassHook):
             raise ArgumentError("f1_average", f"'binary' needs two classes, not {len(names)}")
         self._average = f1_average
         self._prefix = var_prefix
-        each = ["mean", *names] if f1_average is None and names is not None else []
-        by_class = [f"{name}/{part}" if part else name for name in _BY_CLASS for part in each or [""]]
+        classes = ["mean", *names] if f1_average is None and names is not None else []
+        by_class = [f"{name}/{part}" if part else name for name in _BY_CLASS for part in classes or [""]]
         self.writes = tuple(f"{var_prefix}{name}" for name in (*by_class, "accuracy"))
 
     def register_mainloop(self, main_loop: Loop) -> None:
@@ -99,10 +99,10 @@ class ClassificationMetrics(ClassHook):
         self._check_writes()
 
     def _check_writes(self) -> None:
-        own = {name.partition("/")[0] for name in self.writes}
-        for other in (each for each in (*self.main_loop.hooks, self.main_loop.model) if each is not self):
-            taken = sorted(own & {name.partition("/")[0] for name in declared(other, "writes") or ()})
-            if taken:
+        names = {name.partition("/")[0] for name in self.writes}
+        for other in (*self.main_loop.hooks, self.main_loop.model):
+            taken = sorted(names & {name.partition("/")[0] for name in declared(other, "writes") or ()})
+            if taken and other is not self:
                 kind = type(other).__name__
                 raise HookError(
                     f"ClassificationMetrics: {kind} writes {taken[0]!r} too; set another var_prefix, such as class_",

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from emrun import AbstractHook
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
-from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.hooks._shared.parameters import dense, module_of, suffix_of
 from emrun.ranks.pieces import whole
 
 
@@ -58,8 +58,8 @@ class ClipGradients(AbstractHook):
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Limit the gradients of the optimizer's parameters."""
-        of_groups = (each for group in optimizer.param_groups for each in group["params"])
-        parameters = [_dense_stand_in(each) for each in of_groups if each.grad is not None]
+        of_groups = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = [_dense_stand_in(parameter) for parameter in of_groups if parameter.grad is not None]
         if not parameters:
             return
         if self._norm is None:

@@ -11,8 +11,8 @@ from emrun.base.errors import HookError
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.hooks._parts.aggregations import ByVariable, read
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.aggregations import ByVariable, read
+from emrun.hooks._shared.streams import OfStreams
 from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
@@ -86,13 +86,27 @@ class ComputeStats(OfStreams):
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
         of_model = self.main_loop.model.only_in if hasattr(self, "main_loop") else {}
-        both = {name: [self._streams, of_model.get(name)] for name in aggregations}
-        limits = {name: [set(each) for each in found if each is not None] for name, found in both.items()}
-        self.only_in = {name: sorted(set.intersection(*each)) for name, each in limits.items() if each}
-        needed = [name for name in aggregations if name not in self.only_in]
-        self.reads = () if self._asks_model else None if self._skips or self._streams else tuple(needed)
-        self._named_by_arguments = tuple(each for each in self._named_by_arguments if each[1] in (self.reads or ()))
-        self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
+
+        # the streams of each variable, if they are not all
+        self.only_in = {}
+        for name in aggregations:
+            limits = [set(streams) for streams in (self._streams, of_model.get(name)) if streams is not None]
+            if limits:
+                self.only_in[name] = sorted(set.intersection(*limits))
+
+        # what the loop checks
+        if self._asks_model:
+            self.reads = ()
+        elif self._skips or self._streams:
+            self.reads = None
+        else:
+            self.reads = tuple(name for name in aggregations if name not in self.only_in)
+        self._named_by_arguments = tuple(
+            argument for argument in self._named_by_arguments if argument[1] in (self.reads or ())
+        )
+        self.writes = tuple(
+            f"{name}/{aggregation}" for name, names in self._aggregations.items() for aggregation in names
+        )
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Take the names of the metrics from the model, if no variables are given; check the streams.
@@ -112,24 +126,28 @@ class ComputeStats(OfStreams):
 
     def _leave_to_model(self, name: str) -> None:
         """Do not compute a statistic of whole streams, which the model writes and no batch has."""
-        others = [each for each in self._aggregations.get(name, ()) if each != "mean"]
-        if others:
+        further = [aggregation for aggregation in self._aggregations.get(name, ()) if aggregation != "mean"]
+        if further:
             raise self._error(
-                f"ComputeStats: {name!r} is a metric of the whole stream, one number, so it has no {others[0]!r}; "
+                f"ComputeStats: {name!r} is a metric of the whole stream, one number, so it has no {further[0]!r}; "
                 "write its name alone, or remove it: the model writes it anyway"
             )
-        self._set({each: names for each, names in self._aggregations.items() if each != name})
+        self._set({variable: names for variable, names in self._aggregations.items() if variable != name})
 
     def _error(self, message: str, *about: str) -> HookError:
         return HookError(message, self._index, about)
 
     def _of(self, stream: str) -> dict[str, list[str]]:
         """Return variable -> aggregations of a stream."""
-        return {name: each for name, each in self._aggregations.items() if stream in self.only_in.get(name, (stream,))}
+        return {
+            name: aggregations
+            for name, aggregations in self._aggregations.items()
+            if stream in self.only_in.get(name, (stream,))
+        }
 
     def _new(self, stream: str) -> dict[str, RunningStats]:
         """Return variable -> its statistics, of a stream of which no batch was read."""
-        return {name: RunningStats(each) for name, each in self._of(stream).items()}
+        return {name: RunningStats(aggregations) for name, aggregations in self._of(stream).items()}
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch; set aside those of an epoch in which a hook evaluates."""
@@ -174,14 +192,14 @@ class ComputeStats(OfStreams):
                     epoch_data.setdefault(stream, {})[name] = running.result()
                 elif name not in epoch_data.get(stream, {}) and (stream, name) not in self._left_out:
                     self._left_out.add((stream, name))
-                    there = self._there.get(stream, [])
+                    known = self._there.get(stream, [])
                     _LOG.warning(
                         "ComputeStats: no batch of stream %r has a variable %r%s; there is no statistic of it (the "
                         "first batch has %s)",
                         stream,
                         name,
-                        did_you_mean(name, there),
-                        listed(there),
+                        did_you_mean(name, known),
+                        listed(known),
                     )
         if self.main_loop.evaluating:
             self.collected = self._outer
@@ -207,7 +225,7 @@ class ComputeStats(OfStreams):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
         self.collected = {}
-        if any(self._of(stream) != each for stream, each in state["aggregations"].items()):
+        if any(self._of(stream) != aggregations for stream, aggregations in state["aggregations"].items()):
             _LOG.warning(
                 "ComputeStats: the variables are not those of the checkpoint; the statistics of this epoch cover only "
                 "the batches after the checkpoint"

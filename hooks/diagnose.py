@@ -14,7 +14,7 @@ from emrun.hook import Loop
 from emrun.hooks._diagnose.findings import findings
 from emrun.hooks._diagnose.look import Activations, Updates
 from emrun.hooks._diagnose.verdicts import Verdicts
-from emrun.hooks._parts.parameters import module_of
+from emrun.hooks._shared.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Diagnose(AbstractHook):
     def _due(self, least: int) -> int:
         """Return the update of the next look, `least` or a later one."""
         first = [self._begin + max(1, self._every * share // 10) for share in (1, 2, 5)]
-        return min([*(each for each in first if each >= least), -(-least // self._every) * self._every])
+        return min([*(update for update in first if update >= least), -(-least // self._every) * self._every])
 
     def _drop(self) -> None:
         if self._look is not None:
@@ -149,8 +149,8 @@ class Diagnose(AbstractHook):
         self._drop()
         loop = self.main_loop
         with torch.no_grad():
-            found = findings(look.activations, look.updates.changes, look.update, loop.model.step_values().get("loss"))
-        self._verdicts.give(look.update, found, is_resumed=self._begin > 0)
+            judged = findings(look.activations, look.updates.changes, look.update, loop.model.step_values().get("loss"))
+        self._verdicts.give(look.update, judged, is_resumed=self._begin > 0)
 
 
 class _Look:

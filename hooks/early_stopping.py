@@ -10,7 +10,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, TrainingTerminated
-from emrun.hooks._parts.statistic import Condition, Statistic
+from emrun.hooks._shared.statistic import Condition, Statistic
 from emrun.record.intervals import done
 
 _LOG = logging.getLogger(__name__)

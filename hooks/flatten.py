@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
-from emrun.hooks._parts.columns import missing
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import missing
+from emrun.hooks._shared.streams import OfStreams
 
 
 class Flatten(OfStreams):
@@ -42,7 +42,7 @@ class Flatten(OfStreams):
 
     def __init__(self, variables: Mapping[str, str], streams: Sequence[str] | None = None) -> None:
         is_mapping = isinstance(variables, Mapping) and bool(variables)
-        if not is_mapping or not all(isinstance(each, str) and each for pair in variables.items() for each in pair):
+        if not is_mapping or not all(isinstance(name, str) and name for pair in variables.items() for name in pair):
             raise ArgumentError("variables", f"{variables!r} is not a mapping of names such as {{label: label_flat}}")
         names = list(variables.values())
         for name in names:
@@ -75,6 +75,6 @@ class Flatten(OfStreams):
 def _flat(value: Any) -> Any:
     """Return the entries of a tensor, an array or lists of these: a tensor or an array with one axis."""
     parts = tree_leaves(value) or [np.zeros(0)]
-    if all(isinstance(each, Tensor) for each in parts):
-        return torch.cat([each.reshape(-1) for each in parts])
-    return np.concatenate([np.ravel(each) for each in parts])
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat([part.reshape(-1) for part in parts])
+    return np.concatenate([np.ravel(part) for part in parts])

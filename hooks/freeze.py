@@ -15,7 +15,7 @@ from emrun.base.patterns import patterns
 from emrun.base.types import Batch, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, module_of
+from emrun.hooks._shared.parameters import check_matches, module_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -153,9 +153,11 @@ class Freeze(AbstractHook):
         module = module_of("Freeze", model)
         check_matches("match", self._match, module)
         named = module.named_parameters(remove_duplicate=False)
-        matched = {id(each): each for name, each in named if any(regex.search(name) for regex in self._match)}
-        if not any(each.requires_grad and id(each) not in matched for each in module.parameters()):
+        matched = {
+            id(parameter): parameter for name, parameter in named if any(regex.search(name) for regex in self._match)
+        }
+        if not any(parameter.requires_grad and id(parameter) not in matched for parameter in module.parameters()):
             raise ArgumentError("match", f"all {len(matched)} parameters match; nothing is left to train")
-        self._parameters = [each for each in matched.values() if each.requires_grad]
-        norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.track_running_stats]
-        self._modules = [each for each in norms if each.affine and matched.keys() >= set(map(id, each.parameters()))]
+        self._parameters = [parameter for parameter in matched.values() if parameter.requires_grad]
+        norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+        self._modules = [norm for norm in norms if norm.affine and matched.keys() >= set(map(id, norm.parameters()))]

@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.patterns import patterns
 from emrun.base.types import EpochData, Interval, Units
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, module_of, norms_of, suffix_of
+from emrun.hooks._shared.parameters import check_matches, module_of, norms_of, suffix_of
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
 
@@ -61,7 +61,7 @@ class LogNorms(AbstractHook):
         super().__init__(model=model)
         self._match = patterns("match", match)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
-        self._parts: dict[str, _Parts] = {}  # suffix of the optimizer -> its parameters
+        self._parameters: dict[str, _MatchedParameters] = {}  # suffix of the optimizer -> its parameters
         self._gradients: Tensor | None = None  # the norms of the current update
         self._before: list[Tensor] = []  # the weights before it
         self._sums: dict[str, tuple[Tensor, int]] = {}  # suffix -> the sums of the values, number of updates
@@ -74,9 +74,12 @@ class LogNorms(AbstractHook):
         model = main_loop.model
         check_matches("match", self._match, module_of("LogNorms", model))
         optimizers = getattr(model, "optimizers", None) or {}
-        matching = {suffix_of(model, each): tuple(self._parts_of(each).match) for each in optimizers.values()}
+        matching = {
+            suffix_of(model, optimizer): tuple(self._parameters_of(optimizer).match)
+            for optimizer in optimizers.values()
+        }
         matching = matching or {"": self._match}
-        unused = [each for each in self._match if not any(each in found for found in matching.values())]
+        unused = [regex for regex in self._match if not any(regex in matched for matched in matching.values())]
         if unused:
             raise ArgumentError("match", f"{unused[0].pattern!r} matches only parameters that no optimizer trains")
         self.writes = [f"{name}/mean" for suffix, match in matching.items() for name in _names(suffix, match)]
@@ -84,7 +87,7 @@ class LogNorms(AbstractHook):
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
         self._sums = {}
-        self._parts = {}
+        self._parameters = {}
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients, and copy the weights, if it is time."""
@@ -92,12 +95,12 @@ class LogNorms(AbstractHook):
         if (self.main_loop.updates_done + 1) % self._every:  # this update is counted after the batch
             return
         suffix = suffix_of(model, optimizer)
-        parts = self._parts.get(suffix)
-        if parts is None:
-            parts = self._parts[suffix] = self._parts_of(optimizer)
+        matched = self._parameters.get(suffix)
+        if matched is None:
+            matched = self._parameters[suffix] = self._parameters_of(optimizer)
         with torch.no_grad():
-            self._gradients = parts.norms([each.grad for each in parts.parameters])
-            self._before = [each.detach().clone() for each in parts.parameters]
+            self._gradients = matched.norms([parameter.grad for parameter in matched.parameters])
+            self._before = [parameter.detach().clone() for parameter in matched.parameters]
         self._record(0, suffix, self._gradients)
 
     def after_update(self, model: Any, optimizer: Any) -> None:
@@ -105,14 +108,14 @@ class LogNorms(AbstractHook):
         if self._gradients is None:
             return
         suffix = suffix_of(model, optimizer)
-        parts = self._parts[suffix]
+        matched = self._parameters[suffix]
         before = self._before
         with torch.no_grad():
-            weights = [each.detach() for each in parts.parameters]
-            now = parts.norms(weights)
-            then = parts.norms(before)
+            weights = [parameter.detach() for parameter in matched.parameters]
+            now = matched.norms(weights)
+            then = matched.norms(before)
             torch._foreach_sub_(before, weights)
-            ratio = torch.where(then > 0, parts.norms(before) / then, torch.zeros_like(then))
+            ratio = torch.where(then > 0, matched.norms(before) / then, torch.zeros_like(then))
             self._record(1, suffix, now)
             self._record(2, suffix, ratio)
             self._add(suffix, torch.cat([self._gradients, now, ratio]))
@@ -127,7 +130,7 @@ class LogNorms(AbstractHook):
             suffix = suffix_of(model, optimizer)
             if suffix in self._sums:
                 total, count = self._sums[suffix]
-                names = _names(suffix, self._parts_of(optimizer).match)
+                names = _names(suffix, self._parameters_of(optimizer).match)
                 values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
                 for name, mean in zip(names, (total / count).tolist(), strict=True):
                     values[name] = {"mean": mean}
@@ -135,21 +138,21 @@ class LogNorms(AbstractHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the epoch so far."""
         sums = {suffix: {"total": total.cpu(), "count": count} for suffix, (total, count) in self._sums.items()}
-        return {"patterns": [each.pattern for each in self._match], "sums": sums}
+        return {"patterns": [regex.pattern for regex in self._match], "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums of an epoch that is resumed in its middle, unless other parameters are measured now."""
         self._sums = {}
-        if list(state["patterns"]) == [each.pattern for each in self._match]:
+        if list(state["patterns"]) == [regex.pattern for regex in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
 
-    def _parts_of(self, optimizer: Any) -> _Parts:
-        return _Parts(module_of("LogNorms", self.main_loop.model), optimizer, self._match)
+    def _parameters_of(self, optimizer: Any) -> _MatchedParameters:
+        return _MatchedParameters(module_of("LogNorms", self.main_loop.model), optimizer, self._match)
 
     def _record(self, index: int, suffix: str, norms: Tensor) -> None:
         """Add the values of one kind to the step record."""
         count = len(norms)
-        names = _names(suffix, self._parts[suffix].match)[index * count : (index + 1) * count]
+        names = _names(suffix, self._parameters[suffix].match)[index * count : (index + 1) * count]
         for name, norm in zip(names, norms.unbind(), strict=True):
             self.main_loop.record(name, norm)
 
@@ -161,25 +164,29 @@ class LogNorms(AbstractHook):
 
 def _names(suffix: str, match: Sequence[re.Pattern[str]]) -> list[str]:
     """Return the names of the values of an optimizer."""
-    ends = [suffix, *(f"{suffix}({each.pattern})" for each in match)]
+    ends = [suffix, *(f"{suffix}({regex.pattern})" for regex in match)]
     return [f"{value}{end}" for value in _VALUES for end in ends]
 
 
-class _Parts:
+class _MatchedParameters:
     """The parameters of an optimizer, and which of them each expression matches, of those that match some."""
 
     def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> None:
-        self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
-        places = {id(each): index for index, each in enumerate(self.parameters)}
+        self.parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        places = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         named = list(module.named_parameters(remove_duplicate=False))
         self._device = self.parameters[0].device
         self.match = []
         self._indices = []
         for regex in match:
-            found = {places[id(each)]: None for name, each in named if id(each) in places and regex.search(name)}
-            if found:
+            matched = {
+                places[id(parameter)]: None
+                for name, parameter in named
+                if id(parameter) in places and regex.search(name)
+            }
+            if matched:
                 self.match.append(regex)
-                self._indices.append(torch.tensor(list(found), device=self._device))
+                self._indices.append(torch.tensor(list(matched), device=self._device))
 
     def norms(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Return the 2-norm of all tensors, and of those of each expression, on the device of the first parameter.
@@ -188,7 +195,9 @@ class _Parts:
             tensors: one for each parameter; None counts as 0.
         """
         single = [norm.to(self._device) for norm in norms_of(tensors)]
-        if len({each.dtype for each in single}) > 1:
-            single = [each.double() for each in single]
+        if len({norm.dtype for norm in single}) > 1:
+            single = [norm.double() for norm in single]
         several = torch.stack(single)
-        return torch.stack([torch.linalg.vector_norm(each) for each in (several, *(several[i] for i in self._indices))])
+        return torch.stack(
+            [torch.linalg.vector_norm(norms) for norms in (several, *(several[i] for i in self._indices))]
+        )

@@ -103,15 +103,18 @@ class LogProfile(AbstractHook):
         for name, share in shares.items():
             more = ""
             if name == "model" and len(times.model) > 1:
-                each = ", ".join(f"{stream} {seconds / times.seconds:.0%}" for stream, seconds in times.model.items())
-                more = f" ({each})"
+                by_stream = ", ".join(
+                    f"{stream} {seconds / times.seconds:.0%}" for stream, seconds in times.model.items()
+                )
+                more = f" ({by_stream})"
             elif name == "hooks" and times.hooks:
-                dearest = max(times.hooks, key=lambda each: times.hooks[each])
+                dearest = max(times.hooks, key=lambda hook: times.hooks[hook])
                 more = f" ({dearest} {times.hooks[dearest] / times.seconds:.0%})"
             parts.append(f"{name} {share:.0%}{more}")
         rates = [(name, times.rate(name)) for name in times.model]
         speeds = ", ".join(f"{name} {rate:,.0f} examples/s" for name, rate in rates if rate is not None)
-        return "; ".join(filter(None, [", ".join(parts), speeds, self._memory()]))
+        texts = [", ".join(parts), speeds, self._memory()]
+        return "; ".join(text for text in texts if text)
 
     def _memory(self) -> str:
         """Return the peak memory of the process and, if the model is on a GPU, of the GPU."""

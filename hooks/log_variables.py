@@ -12,7 +12,7 @@ from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean, short
 from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates, number
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._parts.aggregations import read
+from emrun.hooks._shared.aggregations import read
 from emrun.record.interval_rows import LAST, written_by
 from emrun.record.intervals import Every
 from emrun.record.rows import Row
@@ -69,11 +69,15 @@ class LogVariables(AbstractHook):
         aggregations = read(variables, (LAST,)) if variables else {}
         self.variables = None if variables is None else list(aggregations)
         self._aggregations = None if variables is None else aggregations
-        asked = [name if each == "mean" else f"{name}/{each}" for name, those in aggregations.items() for each in those]
+        asked = [
+            name if aggregation == "mean" else f"{name}/{aggregation}"
+            for name, names in aggregations.items()
+            for aggregation in names
+        ]
         self._means = None if variables is None else asked
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
-        if not self._every.is_within_epochs and any(each != ["mean"] for each in aggregations.values()):
+        if not self._every.is_within_epochs and any(names != ["mean"] for names in aggregations.values()):
             raise ArgumentError(
                 "variables",
                 "aggregations are those between epochs: set every to updates, or list them in ComputeStats "
@@ -108,22 +112,22 @@ class LogVariables(AbstractHook):
         is_due = self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs
         if not (is_due or self.main_loop.evaluating or self.main_loop.at_end):
             return
-        found = [name for variables in epoch_data.values() for name in variables]
+        known = [name for variables in epoch_data.values() for name in variables]
         for name in self.variables or ():
-            if name not in found and not self._is_written(name):
-                raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, found)}")
+            if name not in known and not self._is_written(name):
+                raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, known)}")
         loop = self.main_loop
         when = "at the end" if loop.at_end else f"epoch {loop.training_epochs_done}"
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
-            parts = [
-                part
-                for name, value in variables.items()
-                if (not is_rate(name) if self.variables is None else name in self.variables)
-                for part in self._format(stream, name, value)
-            ]
+            parts = []
+            for name, value in variables.items():
+                is_shown = not is_rate(name) if self.variables is None else name in self.variables
+                if is_shown:
+                    parts += self._format(stream, name, value)
             if stream == loop.train_stream_name and not loop.evaluating:
-                parts += self._rates() if epoch_id > 0 else []
+                if epoch_id > 0:
+                    parts += self._rates()
                 since = " since the resume" if loop.epoch_is_resumed else ""
                 parts.append(f"{short(loop.epoch_seconds)} s{since}")
             if parts:
@@ -142,8 +146,8 @@ class LogVariables(AbstractHook):
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
         parts = []
         for label, entry in brief_statistics({name: value}):
-            if (found := number(entry)) is not None:
-                parts.append(f"{label} {_readable(found)}")
+            if (finite := number(entry)) is not None:
+                parts.append(f"{label} {_readable(finite)}")
             elif self._on_unknown_type == "str" or isinstance(entry, Lowest):
                 parts.append(f"{label} {entry}")
             elif self._on_unknown_type != "ignore":

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from emrun.hooks._parts.columns import Column, names_of_classes
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column, names_of_classes
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 
 class LogitsToCsv(WritesRows):
@@ -68,4 +68,4 @@ class LogitsToCsv(WritesRows):
         name, ids = examples.named(self._id)
         if name in names:
             raise examples.error(f"a class and the column with the ids are both called {name!r}; rename the class")
-        return {name: ids} | {each: logits[:, index] for index, each in enumerate(names)}
+        return {name: ids} | {class_name: logits[:, index] for index, class_name in enumerate(names)}

@@ -64,7 +64,7 @@ class Mixup(AbstractHook):
             raise ArgumentError("alpha", "give alpha, cutmix_alpha, or both")
         if classes is not None:
             check_count("classes", classes, minimum=1)
-        self._ways = [(mix, each) for mix, each in ((_mixed, alpha), (_cut, cutmix_alpha)) if each]
+        self._mixers = [(mix, strength) for mix, strength in ((_mixed, alpha), (_cut, cutmix_alpha)) if strength]
         self._classes = classes
         self._image = image
         self._label = label
@@ -103,7 +103,7 @@ class Mixup(AbstractHook):
                     given if isinstance(given, Tensor) else torch.from_numpy(np.require(given, requirements=["C", "W"]))
                 )
                 generator = np.random.Generator(np.random.PCG64(derived_seed(loop.seed, "Mixup", loop.iterations_done)))
-                mix, alpha = self._ways[generator.integers(len(self._ways))]
+                mix, alpha = self._mixers[generator.integers(len(self._mixers))]
                 other = torch.from_numpy(generator.permutation(len(images)))
                 share = generator.beta(alpha, alpha)
                 batch[self._image], share = mix(images, other, max(share, 1 - share), generator)

@@ -10,7 +10,7 @@ from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook
-from emrun.hooks._parts.statistic import Condition, Statistic
+from emrun.hooks._shared.statistic import Condition, Statistic
 
 _LOG = logging.getLogger(__name__)
 

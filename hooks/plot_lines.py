@@ -12,9 +12,9 @@ import numpy as np
 from emrun.base.arguments import check_choice, check_count, check_names, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Units
-from emrun.hooks._parts.evaluations import SavesExamples, needed
-from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
+from emrun.hooks._shared.evaluations import SavesExamples, needed
+from emrun.hooks._shared.examples import Examples, file_stem
+from emrun.hooks._shared.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import make_directory, storing, write_atomically
 
@@ -128,7 +128,7 @@ class PlotLines(SavesExamples):
             make_directory(folder, exist_ok=True)
         for row, name in enumerate(ids):
             mask = None if masks is None else np.asarray(masks[row]) != 0
-            lines = {each: _line(examples, each, column[row], mask) for each, column in columns.items()}
+            lines = {variable: _line(examples, variable, column[row], mask) for variable, column in columns.items()}
             content, picture = self._drawn(lines, f"{stream_name}, epoch {self._epoch}: {name}")
             file = f"{file_stem(name)}_batch_{self._batches}_plot-{self._suffix}.{self._format}"
             write_atomically(folder / file, content)
@@ -150,8 +150,8 @@ class PlotLines(SavesExamples):
                     continue
                 marker = "." if len(values) <= 40 else None
                 is_alone = len(lines) == 1 and (values.ndim == 1 or values.shape[1] <= _MOST)
-                own = None if is_alone else color  # each line of the only variable has a color of its own
-                plotted = axes.plot(values, label=name, color=own, marker=marker, linewidth=1.4)
+                line_color = None if is_alone else color  # each line of the only variable has a color of its own
+                plotted = axes.plot(values, label=name, color=line_color, marker=marker, linewidth=1.4)
                 for column, line in enumerate(plotted):
                     line.set_alpha(1 if is_alone else 1 - 0.75 * column / len(plotted))
                     if 1 < len(plotted) <= _MOST:
@@ -184,14 +184,14 @@ def _line(examples: Examples, name: str, value: Any, mask: Any) -> np.ndarray[An
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf" or value.ndim > 2:
         shape = f"the shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise examples.error(f"{name!r} is not a sequence of numbers for each example: an example has {shape}")
-    found = np.array(value, np.float64)
-    found[~np.isfinite(found)] = np.nan
-    if mask is None or not found.ndim:
-        return found
+    values = np.array(value, np.float64)
+    values[~np.isfinite(values)] = np.nan
+    if mask is None or not values.ndim:
+        return values
     if not mask.ndim:
-        mask = np.broadcast_to(mask, found.shape[:1])
-    if mask.shape != found.shape[:1]:
-        raise examples.error(f"the padding mask of an example has the shape {mask.shape}, and {name!r} {found.shape}")
-    found[~mask] = np.nan
+        mask = np.broadcast_to(mask, values.shape[:1])
+    if mask.shape != values.shape[:1]:
+        raise examples.error(f"the padding mask of an example has the shape {mask.shape}, and {name!r} {values.shape}")
+    values[~mask] = np.nan
     kept = np.flatnonzero(mask)
-    return found[: kept[-1] + 1] if len(kept) else found[:0]
+    return values[: kept[-1] + 1] if len(kept) else values[:0]

@@ -150,22 +150,25 @@ class Profile(AbstractHook):
 
 def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     """Return the ten operations that take the most time by themselves, of all threads together."""
-    found = profiler.key_averages()
-    where, place = ("GPU", "device") if any(each.self_device_time_total for each in found) else ("CPU", "cpu")
+    operations = profiler.key_averages()
+    is_on_gpu = any(operation.self_device_time_total for operation in operations)
+    place = "device" if is_on_gpu else "cpu"
     time = f"self_{place}_time_total"
     memory = f"self_{place}_memory_usage"
-    whole = sum(getattr(each, time) for each in found) or 1.0
-    rows = [
-        [
-            in_one_line(each.key, _LONGEST),
-            str(each.count),
-            f"{getattr(each, time) / 1000:.2f}",
-            f"{getattr(each, time) / whole:.1%}",
-            *([size_of(max(0, getattr(each, memory)))] if with_memory else []),
+    whole = sum(getattr(operation, time) for operation in operations) or 1.0
+    rows = []
+    for operation in sorted(operations, key=lambda operation: getattr(operation, time), reverse=True)[:_ROWS]:
+        microseconds = getattr(operation, time)
+        row = [
+            in_one_line(operation.key, _LONGEST),
+            str(operation.count),
+            f"{microseconds / 1000:.2f}",
+            f"{microseconds / whole:.1%}",
         ]
-        for each in sorted(found, key=lambda each: getattr(each, time), reverse=True)[:_ROWS]
-    ]
-    head = ["operation", "calls", f"ms on the {where}", "share"]
+        if with_memory:
+            row.append(size_of(max(0, getattr(operation, memory))))
+        rows.append(row)
+    head = ["operation", "calls", f"ms on the {'GPU' if is_on_gpu else 'CPU'}", "share"]
     if with_memory:
         head.append("memory")
     return Table(rows, head, ("left", *["right"] * (len(head) - 1)))

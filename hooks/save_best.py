@@ -11,7 +11,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Policy
 from emrun.base.wording import short
 from emrun.epoch_data import named
-from emrun.hooks._parts.statistic import Condition, Statistic
+from emrun.hooks._shared.statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.storage.checkpoints.manifest import numbered
 
@@ -85,12 +85,14 @@ class SaveBest(SaveLatest):
         """Restore the best values so far, unless this hook did not compare this statistic before."""
         instead = f"its next value counts as the best, and its checkpoint replaces those named {self.name}"
         if self._statistic.is_of(state, instead):
-            self._kept = [(each["value"], each["epoch"]) for each in state["kept"][: self._keep]]
+            self._kept = [(entry["value"], entry["epoch"]) for entry in state["kept"][: self._keep]]
 
     def _take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""
         is_better = self._statistic.is_better
-        rank = next((i for i, (other, _) in enumerate(self._kept) if is_better(value, other)), len(self._kept))
+        rank = 0
+        while rank < len(self._kept) and not is_better(value, self._kept[rank][0]):
+            rank += 1
         if rank >= self._keep or not is_better(value, None):
             return []
         self._kept.insert(rank, (value, epoch_id))

@@ -13,9 +13,9 @@ from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
-from emrun.hooks._parts.class_counts import ClassHook, Counted
-from emrun.hooks._parts.columns import csv_of
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
+from emrun.hooks._shared.class_counts import ClassHook, Counted
+from emrun.hooks._shared.columns import csv_of
+from emrun.hooks._shared.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 
@@ -206,5 +206,5 @@ def _check_map(name: Any) -> None:
 def _check_size(size: Any) -> None:
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise ArgumentError("figsize", f"{size!r} is not [width, height] in inches, such as [8, 6]")
-    for each in size:
-        check_number("figsize", each, "a size in inches, at least 1 and below 100", least=1, below=100)
+    for length in size:
+        check_number("figsize", length, "a size in inches, at least 1 and below 100", least=1, below=100)

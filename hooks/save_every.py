@@ -108,5 +108,5 @@ class SaveEvery(SaveLatest):
 
     def _superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of this hook's checkpoints, without the last `keep`."""
-        own = sorted(numbered(self.name, names), key=lambda name: int(name.rpartition("-")[2]))
-        return own[: -self._keep] if self._keep else []
+        saved = sorted(numbered(self.name, names), key=lambda name: int(name.rpartition("-")[2]))
+        return saved[: -self._keep] if self._keep else []

@@ -17,11 +17,11 @@ from emrun.base.errors import ArgumentError, needing
 from emrun.base.sources import length
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
-from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import csv_of, names_of_classes, plain
-from emrun.hooks._parts.evaluations import SavesExamples, needed
-from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import png
+from emrun.hooks._shared.aside import Aside
+from emrun.hooks._shared.columns import csv_of, names_of_classes, plain
+from emrun.hooks._shared.evaluations import SavesExamples, needed
+from emrun.hooks._shared.examples import Examples, file_stem
+from emrun.hooks._shared.figures import png
 from emrun.storage.files import storing
 
 Select = Literal["worst", "first"]
@@ -155,9 +155,9 @@ class SaveExamples(SavesExamples):
         path = folder.begin()
         try:
             with storing(place, "write"):
-                for number, each in enumerate(kept, start=1):
-                    if isinstance(each.shown, np.ndarray):
-                        (path / _file(number, each)).write_bytes(png(each.shown))
+                for number, example in enumerate(kept, start=1):
+                    if isinstance(example.shown, np.ndarray):
+                        (path / _file(number, example)).write_bytes(png(example.shown))
                 (path / "examples.csv").write_bytes(self._table(kept))
             folder.finish()
         finally:
@@ -171,13 +171,13 @@ class SaveExamples(SavesExamples):
         columns: dict[str, list[Any]] = {}
         for name in needed(self._by, self._label, self._prediction, *self._variables):
             values = plain(examples.column(name, rows))
-            columns[name] = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in values]
+            columns[name] = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
         for name in needed(self._label, self._prediction):
-            columns[name] = [_class_of(examples, name, each) for each in columns[name]]
+            columns[name] = [_class_of(examples, name, value) for value in columns[name]]
         ids = examples.ids(self._id, rows)
         shown = self._shown(examples, rows)
         return [
-            _Kept(keys[row], ids[index], {name: each[index] for name, each in columns.items()}, shown[index])
+            _Kept(keys[row], ids[index], {name: values[index] for name, values in columns.items()}, shown[index])
             for index, row in enumerate(rows)
         ]
 
@@ -185,7 +185,7 @@ class SaveExamples(SavesExamples):
         """Return the pictures or texts of some examples."""
         values = [None] * len(rows) if self._show is None else examples.column(self._show, rows)
         try:
-            return [each if each is None or isinstance(each, str) else picture_of(each).copy() for each in values]
+            return [value if value is None or isinstance(value, str) else picture_of(value).copy() for value in values]
         except ValueError as error:
             raise examples.error(f"show: {self._show!r} is neither a picture nor a text: {error}") from error
 
@@ -193,11 +193,11 @@ class SaveExamples(SavesExamples):
         """Return the examples as CSV."""
         named = needed(self._label, self._prediction) if self._classes else []
         rows = []
-        for number, each in enumerate(kept, start=1):
-            classes = [(f"{name}_name", self._called(each.values[name])) for name in named]
-            shown = (self._show, each.shown) if isinstance(each.shown, str) else ("file", _file(number, each))
+        for number, example in enumerate(kept, start=1):
+            classes = [(f"{name}_name", self._called(example.values[name])) for name in named]
+            shown = (self._show, example.shown) if isinstance(example.shown, str) else ("file", _file(number, example))
             more = [shown] if self._show is not None else []
-            rows.append([("rank", number), ("id", each.id), *each.values.items(), *classes, *more])
+            rows.append([("rank", number), ("id", example.id), *example.values.items(), *classes, *more])
         table = [[name for name, _ in rows[0]], *([value for _, value in row] for row in rows)]
         return csv_of(table, quoting=csv.QUOTE_NONNUMERIC)
 
@@ -207,9 +207,9 @@ class SaveExamples(SavesExamples):
         return names[number] if isinstance(number, int) and 0 <= number < len(names) else str(number)
 
 
-def _file(number: int, each: _Kept) -> str:
+def _file(number: int, example: _Kept) -> str:
     """Return the name of the file of a picture."""
-    return f"{number:02}_{file_stem(each.id)}.png"
+    return f"{number:02}_{file_stem(example.id)}.png"
 
 
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
@@ -226,13 +226,13 @@ def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:
         has = f"the shape {column.shape}" if isinstance(column, np.ndarray) else "strings or lists"
         raise examples.error(f"by: {name!r} has {has}, not a number for each example")
-    values = [float(each) for each in column.reshape(-1)]
-    return [(1.0, 0.0) if math.isnan(each) else (0.0, each) for each in values]
+    values = [float(value) for value in column.reshape(-1)]
+    return [(1.0, 0.0) if math.isnan(value) else (0.0, value) for value in values]
 
 
 def _class_of(examples: Examples, name: str, value: Any) -> Any:
     """Return the class of an example: a number, a string, or the index of the largest of several numbers."""
-    if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+    if isinstance(value, list) and value and all(isinstance(entry, int | float) for entry in value):
         return int(np.argmax(value))
     if isinstance(value, list):
         raise examples.error(f"{name!r} is neither a class nor a number for each class")

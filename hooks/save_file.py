@@ -54,7 +54,7 @@ class SaveFile(AbstractHook):
             if path.is_dir():
                 raise ArgumentError(f"files[{index}]", f"{name!r} is a directory; list its files")
             kept = (copy, place.parent.parent / DIRECTORY / path.name)  # of a resume, of an evaluation below the run
-            if not path.is_file() and not any(each.is_file() for each in kept):
+            if not path.is_file() and not any(candidate.is_file() for candidate in kept):
                 where = "" if path.is_absolute() else f" (the current directory is {Path.cwd()})"
                 raise ArgumentError(f"files[{index}]", f"there is no file {name!r}{where}")
             self._copies[path.absolute()] = copy

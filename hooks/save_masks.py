@@ -13,11 +13,11 @@ from emrun.base.arguments import check_number
 from emrun.base.errors import needing
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
-from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import csv_of
-from emrun.hooks._parts.evaluations import SavesExamples, needed
-from emrun.hooks._parts.examples import file_stem
-from emrun.hooks._parts.figures import png
+from emrun.hooks._shared.aside import Aside
+from emrun.hooks._shared.columns import csv_of
+from emrun.hooks._shared.evaluations import SavesExamples, needed
+from emrun.hooks._shared.examples import file_stem
+from emrun.hooks._shared.figures import png
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)

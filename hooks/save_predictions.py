@@ -16,9 +16,9 @@ from emrun.base.errors import StreamError
 from emrun.base.sources import POSITION, parts
 from emrun.base.wording import listed
 from emrun.dataset import classes_of, named_classes
-from emrun.hooks._parts.columns import Column
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,41 +91,51 @@ class SavePredictions(WritesRows):
         names = self._variables
         if names is None:
             names = [name for name in examples.batch if name not in self._sources]
-        there = {name: name in examples.batch and examples.have(name) for name in names}
-        inside = {name: dict(parts({name: examples.batch[name]})) for name in names if there[name]}
-        examples = replace(examples, batch=ChainMap(*inside.values(), examples.batch))  # type: ignore[arg-type]
+
+        # the parts of mappings and of lists of mappings
+        entries: list[dict[str, Any]] = []
+        outputs: list[str] = []
+        for name in names:
+            if name in examples.batch and examples.have(name):
+                entries.append(dict(parts({name: examples.batch[name]})))
+                outputs += entries[-1]
+            else:
+                outputs.append(name)
+        examples = replace(examples, batch=ChainMap(*entries, examples.batch))  # type: ignore[arg-type]
         if not examples.first:
-            self._names = self._chosen(examples, [part for name in names for part in inside.get(name, [name])])
+            self._names = self._chosen(examples, outputs)
+
+        # the columns
         name, ids = examples.named(None)
         columns = {name: ids}
         numbers = examples.numbers()
         self.has_numbers = numbers is not None
         if numbers is not None:
             columns[POSITION] = numbers
-        columns |= {each: examples.column(each) for each in self._names}
+        columns |= {variable: examples.column(variable) for variable in self._names}
         return columns | self._classes(examples, columns) if self._has_classes else columns
 
     def _classes(self, examples: Examples, columns: Mapping[str, Column]) -> dict[str, Column]:
         """Return the column of the classes, and that of their names."""
         outputs = {name: examples.batch[name] for name in examples.batch if name not in self._sources}
-        wide = [name for name, each in outputs.items() if getattr(each, "ndim", 0) == 2 and each.shape[1] > 1]
+        wide = [name for name, output in outputs.items() if getattr(output, "ndim", 0) == 2 and output.shape[1] > 1]
         chosen = wide if len(wide) == 1 else [name for name in wide if name == "logits"]
         if not chosen:
             raise examples.error(
                 f"classes: no output, or more than one, has the shape (B, C): {listed(wide) or 'none'}"
             )
         numbers = np.asarray(examples.column(chosen[0])).argmax(axis=1)
-        found: dict[str, Column] = {"class": numbers}
+        class_columns: dict[str, Column] = {"class": numbers}
         known = named_classes(self.dataset)
         source = next(iter(known), "label") if isinstance(known, Mapping) and len(known) == 1 else "label"
         if (names := classes_of(self.dataset, source)) is not None:
             if len(names) != outputs[chosen[0]].shape[1]:
                 count = f"{chosen[0]!r} has {outputs[chosen[0]].shape[1]} classes"
                 raise examples.error(f"classes: {count}, but the dataset has {len(names)} names")
-            found["name"] = [names[each] for each in numbers]
-        if twice := found.keys() & columns.keys():
+            class_columns["name"] = [names[number] for number in numbers]
+        if twice := class_columns.keys() & columns.keys():
             raise examples.error(f"classes: there is a variable {min(twice)!r} too; choose others with `variables`")
-        return found
+        return class_columns
 
     def _chosen(self, examples: Examples, outputs: list[str]) -> list[str]:
         """Return the names of the variables to write, from the first batch of a pass."""
@@ -148,7 +158,7 @@ class SavePredictions(WritesRows):
             values = examples.column(name)
         except StreamError as error:
             return str(error).rpartition(f"{name!r}: ")[2]
-        is_ragged = isinstance(values, list) and not all(isinstance(each, str) for each in values)
+        is_ragged = isinstance(values, list) and not all(isinstance(value, str) for value in values)
         if is_ragged and self.path.suffix == ".csv":
             return "only .parquet and .jsonl can hold lists of different lengths"
         return ""

@@ -10,10 +10,10 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
-from emrun.hooks._parts.columns import Column
-from emrun.hooks._parts.evaluations import needed
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.evaluations import needed
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 _INDEX = "index"
 
@@ -54,9 +54,9 @@ class SequenceToCsv(WritesRows):
     ) -> None:
         super().__init__(stream, output_file, "output_file", id_variable, dataset, output_dir)
         check_names("variables", variables)
-        taken = next((name for name in variables if name in (_INDEX, id_variable)), None)
-        if not variables or taken is not None:
-            why = "name at least one variable" if taken is None else f"{taken!r} is the name of another column"
+        reserved = next((name for name in variables if name in (_INDEX, id_variable)), None)
+        if not variables or reserved is not None:
+            why = "name at least one variable" if reserved is None else f"{reserved!r} is the name of another column"
             raise ArgumentError("variables", why)
         self._variables = list(dict.fromkeys(variables))
         self._mask = pad_mask_variable
@@ -66,33 +66,35 @@ class SequenceToCsv(WritesRows):
         name, ids = examples.named(self._id)
         if name in self._variables:
             raise examples.error(f"the column with the ids and a sequence are both called {name!r}")
-        values = {each: _sequences(examples, each) for each in needed(*self._variables, self._mask)}
+        values = {variable: _sequences(examples, variable) for variable in needed(*self._variables, self._mask)}
         first = self._variables[0]
-        for other, found in values.items():
-            for row, (one, another) in enumerate(zip(values[first], found, strict=True)):
+        for other, sequences in values.items():
+            for row, (one, another) in enumerate(zip(values[first], sequences, strict=True)):
                 if len(one) != len(another):
                     raise examples.error(
                         f"of the example whose {name} is {ids[row]}, {first!r} has {len(one)} elements, and "
                         f"{other!r} {len(another)}"
                     )
         if self._mask is None:
-            kept = [np.arange(len(each)) for each in values[first]]
+            kept = [np.arange(len(sequence)) for sequence in values[first]]
         else:
-            kept = [np.flatnonzero(each) for each in values[self._mask]]
+            kept = [np.flatnonzero(mask) for mask in values[self._mask]]
         repeated = np.repeat(np.arange(examples.count), list(map(len, kept)))
         columns: dict[str, Column] = {
             name: ids[repeated] if isinstance(ids, np.ndarray) else [ids[row] for row in repeated],
             _INDEX: np.concatenate(kept),
         }
-        for each in self._variables:
-            columns[each] = _joined([_at(*pair) for pair in zip(values[each], kept, strict=True)])
+        for variable in self._variables:
+            columns[variable] = _joined([_at(*pair) for pair in zip(values[variable], kept, strict=True)])
         return columns
 
 
 def _sequences(examples: Examples, name: str) -> list[Any]:
     """Return the sequence of each example: an array with an axis, or a list."""
     values = list(examples.column(name))
-    if any(isinstance(each, str) or (isinstance(each, np.ndarray | np.generic) and not each.ndim) for each in values):
+    if any(
+        isinstance(value, str) or (isinstance(value, np.ndarray | np.generic) and not value.ndim) for value in values
+    ):
         raise examples.error(f"{name!r} is not a sequence for each example")
     return values
 
@@ -103,8 +105,8 @@ def _at(values: Any, where: np.ndarray[Any, Any]) -> Any:
 
 def _joined(parts: list[Any]) -> Column:
     """Return sequences, one after another."""
-    filled = [each for each in parts if len(each)] or parts[:1]  # an empty list has no dtype of its own
-    is_array = all(isinstance(each, np.ndarray) for each in filled)
-    if is_array and len({each.shape[1:] for each in filled}) == 1:
+    filled = [part for part in parts if len(part)] or parts[:1]  # an empty list has no dtype of its own
+    is_array = all(isinstance(part, np.ndarray) for part in filled)
+    if is_array and len({part.shape[1:] for part in filled}) == 1:
         return np.concatenate(filled)
-    return [element for each in filled for element in each]
+    return [element for part in filled for element in part]

@@ -18,7 +18,7 @@ from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import Batch, Factory, Form
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import module_of
+from emrun.hooks._shared.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 _RATES = ("lr", "initial_lr")
@@ -81,7 +81,7 @@ class SetOverTime(AbstractHook):
         self._end = float(end)
         self._schedule = _built(schedule)
         self._numbers: list[_Number] = []
-        self._found: list[float] = []  # what the numbers were when the run began
+        self._initial: list[float] = []  # what the numbers were when the run began
         self._factor: Callable[[int], float] | None = None
         self._done: int | None = None  # the number of updates that the numbers are set for
         self._is_logged = False
@@ -97,7 +97,9 @@ class SetOverTime(AbstractHook):
                 raise self._problem(f"another SetOverTime sets {self._target} too; remove one", self._target)
         horizon = main_loop.horizon
         schedule = self._schedule
-        knows_passes = horizon.updates_per_pass is not None or all(each.unit != "passes" for each in schedule.lengths())
+        knows_passes = horizon.updates_per_pass is not None or all(
+            length.unit != "passes" for length in schedule.lengths()
+        )
         if horizon.updates is not None and knows_passes:
             with self._errors():
                 schedule.factor(horizon)
@@ -120,7 +122,7 @@ class SetOverTime(AbstractHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the schedule, and the numbers with which the run began."""
         self._schedule.updates_done = self.main_loop.updates_done
-        return {"schedule": self._schedule.state_dict(), "found": self._found}
+        return {"schedule": self._schedule.state_dict(), "found": self._initial}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -129,8 +131,8 @@ class SetOverTime(AbstractHook):
             StateError: the schedule is another one, or the run is longer in a way that changes values already used.
         """
         self._factor = self._done = None
-        if any(each.is_buffer for each in self._numbers):
-            self._found = list(state["found"])  # the checkpoint has the number of now, the config has none
+        if any(number.is_buffer for number in self._numbers):
+            self._initial = list(state["found"])  # the checkpoint has the number of now, the config has none
         key = f"{self._key}.schedule"
         try:
             self._schedule.load_state_dict(state["schedule"])
@@ -149,12 +151,12 @@ class SetOverTime(AbstractHook):
     @property
     def _key(self) -> str:
         """The key of the hook in the config, for messages and overrides."""
-        alike = [index for index, each in enumerate(self.main_loop.hooks) if isinstance(each, SetOverTime)]
-        return "hooks.SetOverTime" if len(alike) == 1 else f"hooks.{self._index}"
+        hooks = [index for index, hook in enumerate(self.main_loop.hooks) if isinstance(hook, SetOverTime)]
+        return "hooks.SetOverTime" if len(hooks) == 1 else f"hooks.{self._index}"
 
     @property
     def _index(self) -> int:
-        return next(index for index, each in enumerate(self.main_loop.hooks) if each is self)
+        return next(index for index, hook in enumerate(self.main_loop.hooks) if hook is self)
 
     def _problem(self, message: str, about: str) -> HookError:
         return HookError(message, self._index, [about])
@@ -186,8 +188,8 @@ class SetOverTime(AbstractHook):
         else:
             self._numbers = _numbers_of_optimizer(self._target, model.optimizers)
         if is_first:
-            self._found = [each.read() for each in self._numbers]
-        if self._value is None and self._end == 0 and not any(self._found):
+            self._initial = [number.read() for number in self._numbers]
+        if self._value is None and self._end == 0 and not any(self._initial):
             raise _wrong(self._target, "is 0, and so is end; give value or end")
 
     def _plan(self) -> None:
@@ -201,9 +203,9 @@ class SetOverTime(AbstractHook):
         done = loop.updates_done
         if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
-            found = next(filter(None, self._found), 0.0)
+            initial = next((number for number in self._initial if number), 0.0)
             points = (done, (done + total - 1) // 2, total - 1)
-            values = ", ".join(f"{self._number(factor(point), found):.3g}" for point in points)
+            values = ", ".join(f"{self._number(factor(point), initial):.3g}" for point in points)
             _LOG.info("SetOverTime: %s in the next update, halfway, and in update %d: %s", self._target, total, values)
 
     def _set(self, done: int) -> None:
@@ -211,14 +213,14 @@ class SetOverTime(AbstractHook):
             self._plan()
         assert self._factor is not None
         share = self._factor(done)
-        for number, found in zip(self._numbers, self._found, strict=True):
-            if found or not any(self._found):
-                number.write(self._number(share, found))
+        for number, initial in zip(self._numbers, self._initial, strict=True):
+            if initial or not any(self._initial):
+                number.write(self._number(share, initial))
         self._done = done
 
-    def _number(self, share: float, found: float) -> float:
+    def _number(self, share: float, initial: float) -> float:
         """Return the number of a share, where the run began with `found`."""
-        value = found if self._value is None else float(self._value)
+        value = initial if self._value is None else float(self._value)
         return share * value + (1 - share) * self._end
 
 
@@ -259,7 +261,7 @@ def _numbers_of_optimizer(target: str, optimizers: dict[str, Any]) -> list[_Numb
     if key in _RATES:
         raise _wrong(target, "model.scheduler sets the learning rate, e.g. scheduler: {class: Cosine, warmup: 5%}")
     groups = optimizers[name].param_groups
-    keys = [each for each, value in groups[0].items() if type(value) in (int, float) and each not in _RATES]
+    keys = [entry for entry, value in groups[0].items() if type(value) in (int, float) and entry not in _RATES]
     if key not in keys:
         raise _wrong(target, f"the optimizer has no number {key!r}{did_you_mean(key, keys)}; it has {listed(keys)}")
     return [_Number(group, key) for group in groups]

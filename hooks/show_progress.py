@@ -135,8 +135,9 @@ class ShowProgress(AbstractHook):
         done = self._count - self._resumed_at - 1  # since the time at which the stream began
         if total is not None and done > 0:
             seconds = max(0, total - self._count) * (now - self._stream_began) / done
-            parts = [*parts, *filter(None, [loss]), f"{tqdm.format_interval(seconds)} left"]
-        _LOG.info("epoch %d  %s  %s", self._epoch, stream, "  ".join([*parts, *filter(None, [left])]))
+            parts += [loss, f"{tqdm.format_interval(seconds)} left"]
+        parts.append(left)
+        _LOG.info("epoch %d  %s  %s", self._epoch, stream, "  ".join(part for part in parts if part))
 
     def _state(self) -> tuple[str, str]:
         """Return the loss of the last update and the time left of the run; empty texts for what is not known."""
@@ -172,7 +173,10 @@ class ShowProgress(AbstractHook):
 
 def _next_minute(minutes: float) -> int:
     """Return the minute of an epoch after which its next line is due."""
-    return next((each for each in _MINUTES if each > minutes), 10 * (int(minutes / 10) + 1))
+    for minute in _MINUTES:
+        if minute > minutes:
+            return minute
+    return 10 * (int(minutes / 10) + 1)
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -198,7 +202,9 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         times = tqdm.format_interval(elapsed)
         if total and rate:
             times += f"<{tqdm.format_interval(max(0, total - n) / rate)}"
-        pace = "" if not rate else f"{short(rate)} batches/s" if rate >= 1 else f"{short(1 / rate)} s/batch"
+        pace = ""
+        if rate:
+            pace = f"{short(rate)} batches/s" if rate >= 1 else f"{short(1 / rate)} s/batch"
         is_known = bool(total) and n <= total
         head = f"{self.desc}: {100 * n / total:3.0f}%|" if is_known else f"{self.desc}: "
         columns = width(self.fp)

@@ -14,7 +14,7 @@ from emrun import AbstractHook, UpdateSkipped
 from emrun.base.arguments import check_choice, check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.hooks._shared.parameters import dense, module_of, suffix_of
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole
@@ -105,8 +105,10 @@ class SkipSpike(AbstractHook):
         if is_finite and (usual <= 0 or value <= self._factor * usual):
             values.append(value)
             return
-        before = self.state_dict() if self._kept < self._keep else None
-        self._kept += before is not None
+        before = None
+        if self._kept < self._keep:
+            before = self.state_dict()
+            self._kept += 1
         if is_finite:
             values.append(value)
         iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
@@ -125,7 +127,9 @@ class SkipSpike(AbstractHook):
 
     def _check(self, model: Any) -> None:
         module_of("SkipSpike", model)
-        key = "accumulate" if model.iterations_per_update > 1 else "micro_batch_size" if model.splits_batches else None
+        key = "micro_batch_size" if model.splits_batches else None
+        if model.iterations_per_update > 1:
+            key = "accumulate"
         if self._variable == "loss" and key is not None:
             raise ArgumentError("variable", f"with model.{key}, the loss of an update is not known; use gradient_norm")
 
@@ -138,6 +142,6 @@ class SkipSpike(AbstractHook):
                 return value
             are_empty = ranks().all_gathered("empty batches of an update", weighs_nothing(model.step_outputs or {}))
             return None if all(are_empty) else value
-        parameters = (each for group in optimizer.param_groups for each in group["params"])
-        gradients = [dense(each.grad) for each in parameters if each.grad is not None]
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        gradients = [dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return whole(torch.nn.utils.get_total_norm(gradients)).item() if gradients else None

@@ -15,7 +15,7 @@ from emrun.base.arguments import check_choice, check_flag, check_names
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
-from emrun.hooks._parts.parameters import dense
+from emrun.hooks._shared.parameters import dense
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole
 
@@ -120,11 +120,12 @@ class StopOnNaN(AbstractHook):
 
     def _check_gradients(self, stream: str, module: torch.nn.Module, optimizer: Any, iteration: int) -> None:
         groups = getattr(optimizer, "param_groups", None)
-        own = None if groups is None else {id(each) for group in groups for each in group["params"]}
+        updated = None if groups is None else {id(parameter) for group in groups for parameter in group["params"]}
         named = [
-            (name, dense(each.grad.detach()))
-            for name, each in module.named_parameters()
-            if each.grad is not None and (own is None or id(each) in own)  # those of others may still be scaled
+            (name, dense(parameter.grad.detach()))
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None
+            and (updated is None or id(parameter) in updated)  # those of others may still be scaled
         ]
         norm = whole(torch.nn.utils.get_total_norm([gradient for _, gradient in named]))  # waits for the device once
         if not norm.isfinite():
@@ -173,6 +174,6 @@ def _are_finite(values: Iterable[Any]) -> bool:
             return False
         if value.is_floating_point():
             floats.append(value.detach())
-    if any(each.element_size() == 1 for each in floats):  # torch has no norm of float8
+    if any(tensor.element_size() == 1 for tensor in floats):  # torch has no norm of float8
         return False
     return bool(torch.nn.utils.get_total_norm(floats).isfinite())

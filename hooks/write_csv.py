@@ -13,11 +13,11 @@ from emrun.base.arguments import check_choice, check_names, safe_component
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochVariable, Period
 from emrun.epoch_data import is_rate
-from emrun.hooks._parts.columns import csv_of
+from emrun.hooks._shared.columns import csv_of
 from emrun.record.facts import Facts
 from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.storage.files import append, opened_regular, write_atomically
@@ -108,9 +108,9 @@ class WriteCSV(FileSink):
         self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
         self._header: list[str] = []  # that the file has
         self._lines: list[list[str]] = []  # that are waiting to be written
-        self._record: Record | None = None
+        self._record: MetricsLog | None = None
 
-    def ask(self, record: Record) -> None:
+    def ask(self, record: MetricsLog) -> None:
         """Ask a record for the rows between epochs."""
         self._record = record
         self._interval = record.intervals.ask("WriteCSV", self._every, self._variables)
@@ -138,9 +138,10 @@ class WriteCSV(FileSink):
         """Append the lines that are waiting; if there are new columns, write all lines with them."""
         lines = self._lines
         self._lines = []
-        header = ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
+        counters = ["epoch_id", "iteration"] if self._is_within else ["epoch_id"]
+        header = [*counters, *_names(self._columns)]
         if lines and header != self._header:
-            wider = (each + [self._default] * (len(header) - len(each)) for each in (*self._written(), *lines))
+            wider = (line + [self._default] * (len(header) - len(line)) for line in (*self._written(), *lines))
             write_atomically(self.file, self._text([header, *wider]))
             self._header = header
         elif lines:
@@ -157,17 +158,17 @@ class WriteCSV(FileSink):
 
     def _new_columns(self, row: Row) -> list[list[str]]:
         """Return the columns of what a row has and the rows before did not have."""
-        there = {(stream, name) for stream, name, *_ in self._columns}
-        if row.every is not None and all((row.stream, name) in there for name in row.means):
+        known_columns = {(stream, name) for stream, name, *_ in self._columns}
+        if row.every is not None and all((row.stream, name) in known_columns for name in row.means):
             return []  # as usual, and there may be many rows
-        known = {stream for stream, _ in there}
+        known = {stream for stream, _ in known_columns}
         streams: dict[str, dict[str, Any]] = {stream: dict(values) for stream, values in row.streams.items()}
         for stream, name in row.unknown:
             streams[stream].setdefault(name, None)
         if row.every is not None:  # the steps have a loss, which need not be a statistic
-            leaves_out = () if (row.stream, "loss") in there or self._has_loss(row.stream) else ("loss",)
+            leaves_out = () if (row.stream, "loss") in known_columns or self._has_loss(row.stream) else ("loss",)
             streams = {row.stream: {name: value for name, value in row.means.items() if name not in leaves_out}}
-        found = []
+        new_columns = []
         for stream, values in streams.items():
             names = sorted(values, key=is_rate)
             if self._variables is not None:  # only train streams have learning rates
@@ -175,16 +176,18 @@ class WriteCSV(FileSink):
             if row.every is None:
                 self._first.setdefault(stream, names)
             if self._variables is None or stream not in known:
-                new = (name for name in names if (stream, name) not in there)
-                found += [[stream, name, *each] for name in new for each in _without_mean(values.get(name))]
-        return found
+                new = (name for name in names if (stream, name) not in known_columns)
+                new_columns += [
+                    [stream, name, *aggregation] for name in new for aggregation in _without_mean(values.get(name))
+                ]
+        return new_columns
 
     def _has_loss(self, stream: str) -> bool:
         """Return whether a hook writes the loss of a stream, or in a run that has ended, has done so."""
         if hasattr(self, "main_loop"):
             return "loss" in written_by(self.main_loop.hooks, stream)
         return self._record is not None and any(
-            "loss" in each["streams"].get(stream, {}) for each in self._record.epochs
+            "loss" in epoch["streams"].get(stream, {}) for epoch in self._record.epochs
         )
 
     def _cell(self, column: Sequence[str], row: Row) -> str:
@@ -220,7 +223,7 @@ class WriteCSV(FileSink):
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns; those that would be the same have slashes."""
     short = ["_".join(column) for column in columns]
-    names = [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
+    names = [name if short.count(name) == 1 else "/".join(column) for name, column in zip(short, columns, strict=True)]
     for column, name in zip(columns, names, strict=True):
         if _has_surrogates(name):
             raise HookError(

@@ -123,7 +123,7 @@ class WriteMLflow(AbstractTracker):
         """Return the largest step of the run's metrics."""
         names = self._client.get_run(self._run).data.metrics
         return max(
-            [each.step for name in names for each in self._client.get_metric_history(self._run, name)], default=None
+            [metric.step for name in names for metric in self._client.get_metric_history(self._run, name)], default=None
         )
 
     def write(self, row: Row) -> None:
@@ -175,7 +175,7 @@ def _key(name: str) -> str:
 
     Brackets and quotes become `_`; other letters become their code, so that names that differ stay apart.
     """
-    parts = "".join(each if each.isalnum() or each in "_-. :/" else _code(each) for each in name).split("/")
+    parts = "".join(letter if letter.isalnum() or letter in "_-. :/" else _code(letter) for letter in name).split("/")
     return "/".join(part.replace(".", _code(".")) if part in (".", "..") else part for part in parts)
 
 

@@ -130,9 +130,9 @@ def _values(row: Row) -> Iterator[tuple[int, str, str, str | None, float | None]
     for stream, variables in row.streams.items():
         for variable, value in variables.items():
             entries = value.items() if isinstance(value, Mapping) else [(None, value)]
-            for aggregation, each in entries:
-                if not isinstance(each, Mapping):
-                    yield row.epoch, stream, variable, aggregation, _without_nan(as_float(each))
+            for aggregation, entry in entries:
+                if not isinstance(entry, Mapping):
+                    yield row.epoch, stream, variable, aggregation, _without_nan(as_float(entry))
 
 
 def _without_nan(value: float) -> float | None:

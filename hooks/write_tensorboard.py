@@ -13,7 +13,7 @@ from emrun.base.arguments import check_choice
 from emrun.base.errors import HookError, needing
 from emrun.base.types import Policy
 from emrun.record.facts import Facts
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.shown import Counts, Picture, Written
@@ -77,7 +77,7 @@ class WriteTensorBoard(FileSink):
         self._facts: Facts | None = None  # until the config is written
         self._reported: set[tuple[str, str]] = set()
 
-    def make(self, record: Record) -> None:
+    def make(self, record: MetricsLog) -> None:
         """Make a file under a new name, and remove the old one: TensorBoard remembers how far it has read a name."""
         old = list(self.path.glob(_FILE.format("*")))
         number = max([int(time.time()), *(int(path.name.split(".")[3]) + 1 for path in old)])
@@ -106,8 +106,8 @@ class WriteTensorBoard(FileSink):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if row.is_new:
-            for each, kind in row.unknown.items():
-                self._complain(each, kind)
+            for place, kind in row.unknown.items():
+                self._complain(place, kind)
         values = row.values
         if row.every is None and self._facts is not None:
             self._write_config(self._facts, values, row.time)
@@ -135,7 +135,7 @@ class WriteTensorBoard(FileSink):
         about = {"command": facts.command, "git commit": facts.git_commit, "host": facts.host, "seed": facts.seed}
         lines = [f"- {name}: `{value}`" for name, value in about.items() if value not in (None, "")]
         summaries = start, session, text("run", "\n".join(lines))
-        self._add_values(0, time, [value for each in summaries for value in each.value])
+        self._add_values(0, time, [value for summary in summaries for value in summary.value])
 
     def _add_values(self, step: int, time: float, values: list[Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

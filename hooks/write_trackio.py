@@ -73,8 +73,8 @@ class WriteTrackio(AbstractTracker):
         """Return the largest step of the run in the database."""
         from trackio.sqlite_storage import SQLiteStorage
 
-        found = SQLiteStorage.get_max_step_for_run(self._project, self._name)
-        return -1 if found is None else int(found)
+        step = SQLiteStorage.get_max_step_for_run(self._project, self._name)
+        return -1 if step is None else int(step)
 
     def write(self, row: Row) -> None:
         """Collect a row, with what hooks have shown."""

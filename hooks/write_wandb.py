@@ -61,7 +61,7 @@ class WriteWandb(AbstractTracker):
         output_dir: str | Path | None = None,
     ) -> None:
         super().__init__(every=every, timeout=timeout, output_dir=output_dir)
-        if not isinstance(project, str) or not project.strip() or any(each in project for each in "/\\#?%:"):
+        if not isinstance(project, str) or not project.strip() or any(letter in project for letter in "/\\#?%:"):
             raise ArgumentError("project", f"{project!r} is not the name of a project, without / \\ # ? % :")
         check_choice("mode", mode, Mode)
         check_names("tags", list(tags) if isinstance(tags, tuple) else tags)

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from emrun.config.yaml_tree import parse
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage.files import flush_lines
 from emrun.storage.run import create_run
 
@@ -40,7 +40,7 @@ def make_run(tmp_path, monkeypatch):
         run = create_run(config, name, output_root=place.parent, output_dir=place, **options)
         run.claim(files)
         run.trace.write()
-        record = Record(run.directory)
+        record = MetricsLog(run.directory)
         for epoch, accuracy in enumerate(accuracies):
             statistics = {"loss": {"mean": 1.0 - accuracy}, "accuracy": {"mean": accuracy, "std": 0.5}}
             run.trace.count(epoch, 10 * epoch)

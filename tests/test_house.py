@@ -49,7 +49,7 @@ ONLY = {
     ("runs", "storage"): {
         f"emrun.storage.{name}"
         for name in (
-            *("checkpoints.manifest", "code.files", "code.record"),
+            *("checkpoints.manifest", "code.files", "code.snapshot"),
             *("files", "lines", "lock", "log", "plain", "run", "sealed", "trace"),
         )
     },
@@ -238,7 +238,7 @@ def test_every_file_has_a_test():
     covered_with = {
         "base/lazy": "test_house",
         "errors": "test_house",
-        "record/record": "record/test_metrics",
+        "record/metrics_log": "record/test_metrics",
         "record/interval_rows": "hooks/test_write_csv",
         "record/sinks": "hooks/test_write_csv",
         "record/trackers": "hooks/test_tracker",
@@ -290,7 +290,7 @@ def test_every_file_has_a_test():
         "models/step/size_search": "models/step/test_micro_batches",
         "streams/packing": "streams/test_workers",
         "streams/pass_lengths": "loop/test_run_length",
-        "runs/own_files": "runs/test_pruning",
+        "runs/run_files": "runs/test_pruning",
         "streams/worker_process": "streams/test_workers",
     }
     for name, (package, path) in house(ROOT).items():

@@ -19,8 +19,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 def allowed_cores() -> float:
     """Return how many cores this process may keep busy: a control group may allow a part of one."""
     times = [*_limits_of_groups("cpu.max"), *_limits_of_groups("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([own, *(int(quota) / int(period) for quota, period in times)])
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([allowed, *(int(quota) / int(period) for quota, period in times)])
 
 
 def cores() -> int:

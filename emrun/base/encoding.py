@@ -77,24 +77,25 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
         layout = "jagged" if value.layout is torch.jagged else "strided"
         return {_KIND: "nested", "layout": layout, "parts": inner(list(value.unbind()), key)}
     if isinstance(value, torch.Tensor):
-        there = value.detach()
-        there = there if type(there) is torch.Tensor else there.as_subclass(torch.Tensor)  # sparse ones refuse
-        return there.clone() if copied and there.is_cpu else there.cpu()
+        detached = value.detach()
+        if type(detached) is not torch.Tensor:  # sparse ones refuse
+            detached = detached.as_subclass(torch.Tensor)
+        return detached.clone() if copied and detached.is_cpu else detached.cpu()
     if isinstance(value, Rows):
         return replace(value, values=inner(value.values, key))
     if kind is dict:
-        if all(type(each) in _KEYS for each in value):
-            return {inner(each, f"{key}: a key"): inner(entry, f"{key}.{each}") for each, entry in value.items()}
-        items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]
+        if all(type(name) in _KEYS for name in value):
+            return {inner(name, f"{key}: a key"): inner(entry, f"{key}.{name}") for name, entry in value.items()}
+        items = [(inner(name, f"{key}: key {name!r}"), inner(entry, f"{key}.{name}")) for name, entry in value.items()]
         return {_KIND: "dict", "arguments": [items]}
     if kind in (list, tuple):
         return kind(inner(entry, f"{key}[{index}]") for index, entry in enumerate(value))
     if kind in _MADE.values():
-        return {_KIND: kind.__name__, "arguments": [inner(each, key) for each in _arguments(value)]}
+        return {_KIND: kind.__name__, "arguments": [inner(argument, key) for argument in _arguments(value)]}
     if kind is type and value in _TYPES.values():
         return {_KIND: "type", "name": value.__name__}
     if not exact and isinstance(value, Mapping | list | tuple):
-        plain = next(each for each in (list, tuple, dict) if each is dict or isinstance(value, each))
+        plain = next(form for form in (list, tuple, dict) if form is dict or isinstance(value, form))
         return inner(plain(value), key)
     if isinstance(value, torch.Generator):
         return {_KIND: "torch", "device": str(value.device), "state": value.get_state()}
@@ -121,13 +122,13 @@ def _arguments(value: Any) -> Sequence[Any]:
 
 def _encoded_array(value: Any, key: str) -> dict[str, Any]:
     """Return an array or a number of NumPy as `encode` does."""
-    found = {_KIND: "number" if isinstance(value, np.generic) else "array", "dtype": value.dtype.str}
+    header = {_KIND: "number" if isinstance(value, np.generic) else "array", "dtype": value.dtype.str}
     if value.dtype.kind == "U":
-        return {**found, "values": value.tolist(), "shape": value.shape}
+        return {**header, "values": value.tolist(), "shape": value.shape}
     if value.dtype.kind in "biufc":
         with suppress(TypeError):  # torch has no such dtype
             return {
-                **found,
+                **header,
                 "values": torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")),
             }
     raise _refused(value, key)
@@ -160,17 +161,17 @@ def decode(value: Any) -> Any:
         generator = torch.Generator(value["device"])
         generator.set_state(value["state"])
         return generator
-    found = {name: decode(each) for name, each in value.items()}
+    entries = {name: decode(entry) for name, entry in value.items()}
     if kind == "type":
-        return _TYPES[found["name"]]
+        return _TYPES[entries["name"]]
     if kind in _MADE:
-        return _MADE[kind](*found["arguments"])
+        return _MADE[kind](*entries["arguments"])
     if kind != "numpy":
-        return found
-    entropy, spawn_key, spawned = found["seed"]
+        return entries
+    entropy, spawn_key, spawned = entries["seed"]
     seed = np.random.SeedSequence(entropy, spawn_key=spawn_key, n_children_spawned=spawned)
-    bits = getattr(np.random, _BITS_OF[_BITS_OF.index(found["state"]["bit_generator"])])(seed)
-    bits.state = found["state"]
+    bits = getattr(np.random, _BITS_OF[_BITS_OF.index(entries["state"]["bit_generator"])])(seed)
+    bits.state = entries["state"]
     return np.random.Generator(bits)
 
 
@@ -238,47 +239,47 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 def digest(batch: Any) -> str:
     """Return a checksum of the names, types, shapes and values of a batch's sources."""
-    found = hashlib.blake2b(digest_size=16)
-    _add(found, batch)
-    return found.hexdigest()
+    checksum = hashlib.blake2b(digest_size=16)
+    _add(checksum, batch)
+    return checksum.hexdigest()
 
 
-def _add(found: Any, value: Any, inside: tuple[int, ...] = ()) -> None:
+def _add(checksum: Any, value: Any, inside: tuple[int, ...] = ()) -> None:
     """Add a value to a checksum.
 
     Args:
-        found: the checksum.
+        checksum: the checksum.
         value: the value.
         inside: the ids of the objects that the value is a part of, which may be parts of themselves.
     """
     if is_nested(value):
-        found.update(b"nested")
-        _add(found, list(value.detach().unbind()))
+        checksum.update(b"nested")
+        _add(checksum, list(value.detach().unbind()))
     elif isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-        found.update(f"{value.layout}{tuple(value.shape)}".encode())
-        there = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-        _add(found, [there.indices(), there.values()])
+        checksum.update(f"{value.layout}{tuple(value.shape)}".encode())
+        coordinates = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        _add(checksum, [coordinates.indices(), coordinates.values()])
     elif isinstance(value, torch.Tensor):
         value = value.detach().contiguous()
-        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        checksum.update(f"{value.dtype}{tuple(value.shape)}".encode())
         if value.numel() and not value.is_meta:
-            found.update(value.cpu().reshape(-1).view(torch.uint8).numpy())
+            checksum.update(value.cpu().reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and value.dtype != object:
-        found.update(f"{value.dtype}{value.shape}".encode())
-        found.update(np.ascontiguousarray(value).tobytes())
+        checksum.update(f"{value.dtype}{value.shape}".encode())
+        checksum.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
         for name in sorted(value, key=str):
-            found.update(f"{name}:".encode())
-            _add(found, value[name], inside)
+            checksum.update(f"{name}:".encode())
+            _add(checksum, value[name], inside)
     elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
-        found.update(f"list{len(value)}".encode())
+        checksum.update(f"list{len(value)}".encode())
         for entry in value:
-            _add(found, entry, inside)
+            _add(checksum, entry, inside)
     elif isinstance(value, (*_PLAIN, complex, np.generic)):
-        found.update(repr(value).encode())
+        checksum.update(repr(value).encode())
     else:  # an object, such as a graph, whose text tells nothing of its content
-        found.update(type(value).__qualname__.encode())
+        checksum.update(type(value).__qualname__.encode())
         if id(value) not in inside:
             with suppress(Exception):  # it cannot be pickled
                 reduced = value.__reduce_ex__(2)
-                _add(found, reduced if isinstance(reduced, str) else list(reduced[1:3]), (*inside, id(value)))
+                _add(checksum, reduced if isinstance(reduced, str) else list(reduced[1:3]), (*inside, id(value)))

@@ -76,15 +76,15 @@ class ConfigError(EmrunError, ValueError):
     exit_status = 2
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
-        found = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        sources = [problem.position.source for problem in found if problem.position]
+        given = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        sources = [problem.position.source for problem in given if problem.position]
 
         def place(problem: Problem) -> tuple[int, int, int]:
             if problem.position is None:
                 return len(sources), 0, 0
             return sources.index(problem.position.source), problem.position.line, problem.position.column
 
-        self.problems = tuple(sorted(found, key=place))
+        self.problems = tuple(sorted(given, key=place))
         super().__init__(hidden("\n".join(problem.block() for problem in self.problems)))
 
 
@@ -264,7 +264,8 @@ def reason_of(error: BaseException) -> str:
     paths = [
         os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes | os.PathLike)
     ]
-    return ": ".join([words[:1].lower() + words[1:], *([" -> ".join(paths)] if paths else [])])
+    message = words[:1].lower() + words[1:]
+    return f"{message}: {' -> '.join(paths)}" if paths else message
 
 
 TIMED_OUT = "timed out, because the file system does not answer; the file may be intact, so try again"
@@ -285,7 +286,8 @@ def exit_status(error: BaseException) -> int:
 def has_exit_status(error: BaseException) -> bool:
     """Return whether the `exit_status` of an error is from a class of emrun; other classes may use it differently."""
     return any(
-        "exit_status" in each.__dict__ and str(each.__module__).startswith("emrun.") for each in type(error).__mro__
+        "exit_status" in ancestor.__dict__ and str(ancestor.__module__).startswith("emrun.")
+        for ancestor in type(error).__mro__
     )
 
 
@@ -327,9 +329,9 @@ _WAYS_OUT = (
 def _way_out(error: Exception, inputs: Sequence[str]) -> str:
     """Return what to write after an error of torch about its inputs; nothing for other errors."""
     for pattern, dtype, index, advice in _WAYS_OUT:
-        names = [each.partition(":")[0] for each in inputs if f": {dtype}" in each]
-        if names and (found := re.search(pattern, str(error))):
-            return f"; {advice.format(names[index], *found.groups())}"
+        names = [shown.partition(":")[0] for shown in inputs if f": {dtype}" in shown]
+        if names and (match := re.search(pattern, str(error))):
+            return f"; {advice.format(names[index], *match.groups())}"
     return _limit_of(error) if str(error).startswith(("Target ", "index out of range in self")) else ""
 
 

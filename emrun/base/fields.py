@@ -67,7 +67,7 @@ def whole(least: int = 0, most: int = _MOST) -> Kind:
 def choice(*allowed: Any) -> Kind:
     """Return the kind of the values in `allowed`."""
     words = ", ".join(map(repr, allowed))
-    return Kind(f"one of {words}", lambda value: any(type(value) is type(each) and value == each for each in allowed))
+    return Kind(f"one of {words}", lambda value: any(type(value) is type(one) and value == one for one in allowed))
 
 
 def optional(kind: Kind) -> Kind:
@@ -84,7 +84,7 @@ def sequence_of(kind: Kind) -> Kind:
     return Kind(
         "a list",
         lambda value: isinstance(value, list | tuple),
-        lambda value, key: ((kind, each, f"{key}[{index}]") for index, each in enumerate(value)),
+        lambda value, key: ((kind, entry, f"{key}[{index}]") for index, entry in enumerate(value)),
     )
 
 
@@ -92,9 +92,9 @@ def mapping_of(kind: Kind, names: Kind | None = None) -> Kind:
     """Return the kind of mappings whose values are of one kind, and whose keys are of `names`, by default strings."""
 
     def parts(value: Mapping[Any, Any], key: str) -> Iterator[tuple[Kind, Any, str]]:
-        for name, each in value.items():
+        for name, entry in value.items():
             yield names or TEXT, name, f"a key of {key}" if key else "a key"
-            yield kind, each, _joined(key, name)
+            yield kind, entry, _joined(key, name)
 
     return Kind("a mapping", lambda value: isinstance(value, Mapping), parts)
 

@@ -35,7 +35,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         return getattr(__import__(homes(stub)[name], fromlist=[name]), name)
 
     def __dir__() -> list[str]:
-        own = vars(sys.modules[package])
-        return sorted({*homes(stub), *(name for name in own if name.startswith("__") and name.endswith("__"))})
+        names = vars(sys.modules[package])
+        return sorted({*homes(stub), *(name for name in names if name.startswith("__") and name.endswith("__"))})
 
     return __getattr__, __dir__

@@ -25,7 +25,7 @@ def patterns(argument: str, value: object) -> tuple[re.Pattern[str], ...]:
         return (compiled(argument, value),)
     if not isinstance(value, list | tuple) or not value:
         raise ArgumentError(argument, f"{value!r} is neither a regular expression nor a list of them")
-    return tuple(compiled(f"{argument}[{index}]", each) for index, each in enumerate(value))
+    return tuple(compiled(f"{argument}[{index}]", pattern) for index, pattern in enumerate(value))
 
 
 def compiled(argument: str, pattern: object) -> re.Pattern[str]:
@@ -55,7 +55,7 @@ def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], names: 
         ArgumentError: one matches none.
     """
     names = list(names)
-    for index, each in enumerate(expressions):
-        if not any(map(each.search, names)):
+    for index, expression in enumerate(expressions):
+        if not any(map(expression.search, names)):
             where = f"{argument}[{index}]" if len(expressions) > 1 else argument
-            raise ArgumentError(where, f"{each.pattern!r} matches none of {what} {few(names)}")
+            raise ArgumentError(where, f"{expression.pattern!r} matches none of {what} {few(names)}")

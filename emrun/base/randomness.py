@@ -46,7 +46,8 @@ def seed_everything(seed: int, *key: Key, devices: bool = True) -> None:
     random.seed(value)
     np.random.seed(value % 2**32)
     if torch := sys.modules.get("torch"):
-        (torch if devices and _has_accelerator(torch) else torch.default_generator).manual_seed(value % 2**63)
+        generator = torch if devices and _has_accelerator(torch) else torch.default_generator
+        generator.manual_seed(value % 2**63)
 
 
 def _has_accelerator(torch: Any) -> bool:

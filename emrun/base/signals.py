@@ -26,7 +26,7 @@ def is_main_thread() -> bool:
 
 def unless_ignored(numbers: Iterable[int]) -> list[int]:
     """Return the numbers of signals without SIGHUP if this signal is ignored, as by nohup."""
-    return [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def handle(handlers: Mapping[int, Handler]) -> None:
@@ -67,15 +67,15 @@ def _unblock() -> None:
 
 def _leave_to_parent() -> None:
     """Undo the handlers in a forked child, but for those that it has set itself since."""
-    found = {}
+    handlers = {}
     while _INSTALLED:
         number, handler, before = _INSTALLED.pop()
         if signal.getsignal(number) == handler:
-            found[number] = before or signal.SIG_DFL
-            signal.signal(number, found[number])
+            handlers[number] = before or signal.SIG_DFL
+            signal.signal(number, handlers[number])
     for number in _OF_GROUP:
-        if found.get(number, signal.SIG_IGN) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: signal.signal(number, found[number]))
+        if handlers.get(number, signal.SIG_IGN) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: signal.signal(number, handlers[number]))
     _unblock()
 
 
@@ -100,9 +100,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._reader, writer = os.pipe()
-        for each in (self._reader, writer):
-            os.set_blocking(each, False)
-            self._entered.callback(os.close, each)
+        for descriptor in (self._reader, writer):
+            os.set_blocking(descriptor, False)
+            self._entered.callback(os.close, descriptor)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._entered.callback(signal.set_wakeup_fd, before)
         self._entered.enter_context(handled(dict.fromkeys((*self._numbers, signal.SIGCHLD), self._note)))

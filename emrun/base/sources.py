@@ -13,7 +13,7 @@ POSITION = "position"
 def length(values: Any) -> int:
     """Return the number of examples in a source, -1 if it has no length or its parts have different lengths."""
     if isinstance(values, Mapping):
-        lengths = {length(each) for each in values.values()}
+        lengths = {length(part) for part in values.values()}
         return lengths.pop() if len(lengths) == 1 else -1
     if is_nested(values):
         return int(values.size(0))
@@ -46,10 +46,10 @@ def parts(batch: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]
     A list of mappings with the same keys, such as the boxes and labels of each picture, is a mapping of lists here.
     """
     for name, values in batch.items():
-        if isinstance(values, list | tuple) and values and all(isinstance(each, Mapping) for each in values):
+        if isinstance(values, list | tuple) and values and all(isinstance(entry, Mapping) for entry in values):
             keys = values[0].keys()
-            if keys and all(each.keys() == keys for each in values):
-                values = {key: [each[key] for each in values] for key in keys}  # noqa: PLW2901 - as another form
+            if keys and all(entry.keys() == keys for entry in values):
+                values = {key: [entry[key] for entry in values] for key in keys}  # noqa: PLW2901 - as another form
         if isinstance(values, Mapping):
             yield from parts(values, f"{path}{name}.")
         else:
@@ -64,8 +64,8 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
         change: returns what takes the place of a part.
     """
     if isinstance(value, Mapping):
-        return {key: changed(each, change) for key, each in value.items()}
+        return {key: changed(part, change) for key, part in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "to"):
-        found = [changed(each, change) for each in value]
-        return value._make(found) if hasattr(value, "_make") else type(value)(found)
+        items = [changed(part, change) for part in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
     return change(value)

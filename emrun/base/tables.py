@@ -128,7 +128,7 @@ class Table:
         capped = (
             [max(low, min(size, cap)) for low, size in zip(least, sizes, strict=True)] for cap in range(space, 0, -1)
         )
-        return next((each for each in capped if _sum(each) <= space), least)
+        return next((widths for widths in capped if _sum(widths) <= space), least)
 
     def _with(self, columns: Sequence[int]) -> Table:
         def of(cells: Sequence[str]) -> list[str]:

@@ -108,6 +108,6 @@ def restore_logging() -> None:
             root.addHandler(handler)
         logging.disable(min(root.manager.disable, disabled))
         root.setLevel(min(root.level, handler.level or logging.INFO, logging.INFO))
-    for name, each in root.manager.loggerDict.items():
-        if _KEPT and name.startswith("emrun.") and isinstance(each, logging.Logger):
-            each.disabled = False
+    for name, logger in root.manager.loggerDict.items():
+        if _KEPT and name.startswith("emrun.") and isinstance(logger, logging.Logger):
+            logger.disabled = False

@@ -114,7 +114,7 @@ class Interval:
         """
         match = None if isinstance(value, bool) else re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
         word = (match.group(2) or "epochs") if match else ""
-        unit = next((each for each in units if word in (each, _singular(each))), None)
+        unit = next((allowed for allowed in units if word in (allowed, _singular(allowed))), None)
         count = float(match.group(1)) if match else 0.0
         if unit is not None and unit != "minutes" and not count.is_integer():
             raise ArgumentError(argument, f"{value!r} is not an interval; write a whole number of {unit}")
@@ -282,7 +282,8 @@ class Factory:
         if self._is_import:
             return self.target
         args, kwargs = changed(
-            (self._args, self.kwargs), lambda each: each.share(name, value) if isinstance(each, Factory) else each
+            (self._args, self.kwargs),
+            lambda argument: argument.share(name, value) if isinstance(argument, Factory) else argument,
         )
         if Form(shared=name).is_by_name(parameters_of(self.target)):
             return self.target(*args, **kwargs, **{name: value})

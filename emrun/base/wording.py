@@ -30,22 +30,22 @@ def meant_of(name: object, names: Iterable[str]) -> str:
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name nearest to `name`, None if no name is near; see `did_you_mean`."""
-    found = sure(name, allowed := list(allowed))
+    match = sure(name, allowed := list(allowed))
     word = normalised(name)
-    begins = [(normalised(each)[: len(word) + 1], each) for each in allowed if len(word) > 2]
-    longer = [each for begin, each in begins if difflib.SequenceMatcher(None, begin, word).ratio() > 0.85]
-    if found is None and len(longer) == 1:
+    begins = [(normalised(candidate)[: len(word) + 1], candidate) for candidate in allowed if len(word) > 2]
+    longer = [candidate for begin, candidate in begins if difflib.SequenceMatcher(None, begin, word).ratio() > 0.85]
+    if match is None and len(longer) == 1:
         return longer[0]
-    return found if found is not None else _most_alike(name, allowed, 0.6)
+    return match if match is not None else _most_alike(name, allowed, 0.6)
 
 
 def sure(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name that was almost surely meant: it has almost the same letters, or is a word for the same thing."""
-    found = _most_alike(name, allowed := list(allowed), 0.8)
-    if found is None:
+    meant = _most_alike(name, allowed := list(allowed), 0.8)
+    if meant is None:
         candidates = {normalised(candidate): candidate for candidate in allowed}
-        found = next((candidates[word] for word in same(name) if word in candidates), None)
-    return found
+        meant = next((candidates[word] for word in same(name) if word in candidates), None)
+    return meant
 
 
 def same(name: str) -> list[str]:
@@ -104,16 +104,19 @@ def listed(names: Sequence[str]) -> str:
 
 def few(names: Iterable[str], longest: int = 80) -> str:
     """Return the first names, as far as they fit, and how many more there are: `layers.0.weight, +37`, or `nothing`."""
-    names = [in_one_line(each) for each in names]
-    fitting = (n for n in range(len(names), 1, -1) if len(", ".join(names[:n])) <= longest)
-    shown = next(fitting, min(1, len(names)))
-    return listed([*names[:shown], *([f"+{len(names) - shown}"] if shown < len(names) else [])])
+    names = [in_one_line(name) for name in names]
+    shown = list(names)
+    while len(shown) > 1 and len(", ".join(shown)) > longest:
+        shown.pop()
+    if len(shown) < len(names):
+        shown.append(f"+{len(names) - len(shown)}")
+    return listed(shown)
 
 
 def last_parts(keys: Sequence[str]) -> list[str]:
     """Return the last part of each key for a heading; where two are equal, the whole key."""
     last = [key.rpartition(".")[2] for key in keys]
-    return [each if last.count(each) == 1 else key for key, each in zip(keys, last, strict=True)]
+    return [part if last.count(part) == 1 else key for key, part in zip(keys, last, strict=True)]
 
 
 def from_here(path: Path) -> Path:
@@ -125,7 +128,7 @@ def from_here(path: Path) -> Path:
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
     """Return a count with its noun: `1 epoch`, `2 epochs`."""
-    return f"{count} {noun}{ending * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:

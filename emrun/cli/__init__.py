@@ -5,7 +5,7 @@ May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `la
 
 from __future__ import annotations
 
-from emrun.cli import early
+from emrun.cli import interrupted_start
 
 # isort: split
 
@@ -71,10 +71,10 @@ class _Commands(Mapping[str, click.Command]):
         if name not in _TEXTS:
             raise KeyError(name)
         module = vars(__import__(f"emrun.cli.{name.replace('-', '_')}", fromlist=[name]))
-        found = next(each for each in module.values() if isinstance(each, click.Command) and each.name == name)
-        if all("--json" not in each.opts for each in found.params):
-            errors_as_json(found)
-        return found
+        command = next(value for value in module.values() if isinstance(value, click.Command) and value.name == name)
+        if all("--json" not in parameter.opts for parameter in command.params):
+            errors_as_json(command)
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(_TEXTS)
@@ -120,7 +120,7 @@ def emrun() -> None:
     """Train PyTorch models from one YAML file."""
 
 
-early.end()
+interrupted_start.end()
 
 
 def main() -> int:
@@ -152,9 +152,10 @@ def _with_advice(error: click.NoSuchOption) -> click.NoSuchOption:
     It does not propose to delete a run.
     """
     near = sure(
-        error.option_name.lstrip("-"), [each.lstrip("-") for each in error.possibilities or () if each != "--rm"]
+        error.option_name.lstrip("-"), [option.lstrip("-") for option in error.possibilities or () if option != "--rm"]
     )
-    takes_overrides = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    parameters = [] if error.ctx is None else error.ctx.command.params
+    takes_overrides = any(parameter.name == "overrides" for parameter in parameters)
     advice = " For a value of the config, write KEY=VALUE, such as model.optimizer.lr=0.1." if takes_overrides else ""
-    proposed = [each for each in error.possibilities or () if each.lstrip("-") == near]
+    proposed = [option for option in error.possibilities or () if option.lstrip("-") == near]
     return click.NoSuchOption(error.option_name, f"{error.message}{advice}", proposed, error.ctx)

@@ -45,19 +45,19 @@ def bench(
 
         step = None if step_ms is None else step_ms / 1000
         with users_code():
-            found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
+            measured = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
         if as_json:
-            print_json(_in_json(found))
+            print_json(_in_json(measured))
         else:
-            click.echo(_shown(found))
+            click.echo(_shown(measured))
 
 
-def _in_json(found: Bench) -> Json:
-    step = found.step
-    better = None if step is None else found.streams[0].change(found.present, step)[1]
+def _in_json(measured: Bench) -> Json:
+    step = measured.step
+    better = None if step is None else measured.streams[0].change(measured.present, step)[1]
     return {
         "step_seconds": step,
-        "why_no_step": found.no_step,
+        "why_no_step": measured.no_step,
         "streams": [
             {
                 "name": stream.name,
@@ -76,9 +76,9 @@ def _in_json(found: Bench) -> Json:
                     for reading in stream.readings
                 ],
             }
-            for stream in found.streams
+            for stream in measured.streams
         ],
-        "recommended": None if step is None else _setting(found.streams[0].chosen(step)),
+        "recommended": None if step is None else _setting(measured.streams[0].chosen(step)),
         "change": None if step is None or better is None else _setting(better),
     }
 
@@ -90,21 +90,21 @@ def _setting(reading: Speed) -> Json:
     return {"buffer": setting.buffer or 0, "workers": setting.workers, **named}
 
 
-def _shown(found: Bench) -> str:
+def _shown(measured: Bench) -> str:
     """Return the measurements as a table, notes on them, and the recommended setting."""
     rows = [
-        [stream.name, str(reading.setting), *_cells(stream, reading, found.step)]
-        for stream in found.streams
+        [stream.name, str(reading.setting), *_cells(stream, reading, measured.step)]
+        for stream in measured.streams
         for reading in stream.readings
     ]
     headers = ["stream", "read", "batches/s", "first batch", "training waits"]
     notes = [
         f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads the whole stream, "
         "more workers do not help"
-        for stream in found.streams
+        for stream in measured.streams
         if not stream.shares_rows and len(stream.readings) > 1
     ]
-    return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(found)])
+    return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(measured)])
 
 
 def _cells(stream: StreamBench, reading: Speed, step: float | None) -> list[str]:
@@ -122,31 +122,30 @@ def _rate(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _choice(found: Bench) -> str:
+def _choice(measured: Bench) -> str:
     """Return the line that recommends a setting and says why."""
-    if found.step is None:
-        return f"no setting is recommended, because the time of a step is not known: {found.no_step}"
-    stream = found.streams[0]
+    step = measured.step
+    if step is None:
+        return f"no setting is recommended, because the time of a step is not known: {measured.no_step}"
+    stream = measured.streams[0]
     first = stream.readings[0]
-    best = stream.chosen(found.step)
-    waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
-    why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
+    best = stream.chosen(step)
+    waits = f"{stream.waiting(best, step):.0%} of its time for stream {stream.name!r}"
+    why = f"with a step of {step * 1000:.3g} ms, training waits {waits}"
+    change = _change(measured, stream, step)
     if best is first:
-        return (
-            f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not "
-            f"help\n{_change(found, stream, found.step)}"
-        )
+        return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help\n{change}"
     given = str(best.setting).replace(", ", " main_loop.").replace(": ", "=")
     return (
         f"choose `{best.setting}` (main_loop.{given}): {why}, without read-ahead "
-        f"{stream.waiting(first, found.step):.0%}; simpler settings are slower\n{_change(found, stream, found.step)}"
+        f"{stream.waiting(first, step):.0%}; simpler settings are slower\n{change}"
     )
 
 
-def _change(found: Bench, stream: StreamBench, step: float) -> str:
+def _change(measured: Bench, stream: StreamBench, step: float) -> str:
     """Return the line that says how far the stream is from feeding the step, and which one change helps most."""
-    now, better = stream.change(found.present, step)
-    says = f"as the config is ({found.present}), the stream cannot be read"
+    now, better = stream.change(measured.present, step)
+    says = f"as the config is ({measured.present}), the stream cannot be read"
     if now is not None:
         rate = f"{_rate(1 / now.seconds_per_batch)} batches" if now.seconds_per_batch else "one batch"
         says = (

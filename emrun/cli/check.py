@@ -87,20 +87,29 @@ def check(
         with unwound_by_sigterm(), users_code():
             loaded = load_config(config, overrides)
             contract = _check(loaded, static, 1 if numerics else nproc)
-            looked = _look(loaded, with_bar=not as_json) if data else None
-            rows = None
+            data_report = _look(loaded, with_bar=not as_json) if data else None
+            proofs = None
             if numerics:
                 from emrun.diagnosis.numerics.proof import prove
 
-                rows = prove(with_statistics(loaded), nproc)
-    is_wrong = bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
+                proofs = prove(with_statistics(loaded), nproc)
+    is_wrong = any(proof["result"] == "differs" for proof in proofs or ())
+    if data_report is not None and data_report["findings"]:
+        is_wrong = True
+
+    # what is printed
     if as_json:
-        more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}
-        print_json({"problems": [], "contract": contract, **more})
+        reports = {"data": data_report, "numerics": proofs}
+        asked = {name: report for name, report in reports.items() if report is not None}
+        print_json({"problems": [], "contract": contract, **asked})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
-        blocks = [*_contract(contract), *(_data(looked) if looked else []), *(_numerics(rows) if rows else [])]
+        blocks = list(_contract(contract))
+        if data_report:
+            blocks += _data(data_report)
+        if proofs:
+            blocks += _numerics(proofs)
         click.echo("\n".join(blocks))
         for note in contract["notes"]:
             print_error(f"warning: {note}")
@@ -121,20 +130,24 @@ def _check_environment(as_json: bool) -> int:
             from emrun.diagnosis.environment import inspect_environment
         except (ImportError, OSError) as error:  # also a shared library that torch does not find
             raise click.ClickException(f"{error}; install emrun and PyTorch again") from error
-        found = inspect_environment()
+        environment = inspect_environment()
     if as_json:
         nowhere = dict.fromkeys(("file", "line", "column", "key"))
-        print_json({**asdict(found), "problems": [{**nowhere, "message": each} for each in found.problems]})
+        print_json(
+            {**asdict(environment), "problems": [{**nowhere, "message": problem} for problem in environment.problems]}
+        )
     else:
-        click.echo(table(list(found.facts.items())))
-        click.echo("\n" + table([list(row.values()) for row in found.devices], list(found.devices[0])) + "\n")
-        for message in found.warnings:
+        click.echo(table(list(environment.facts.items())))
+        click.echo(
+            "\n" + table([list(row.values()) for row in environment.devices], list(environment.devices[0])) + "\n"
+        )
+        for message in environment.warnings:
             print_error(f"warning: {message}")
-        for message in found.problems:
+        for message in environment.problems:
             print_error(f"{click.style('error:', fg='red', bold=True)} {message}")
-        counts = f"{len(found.problems)} errors, {len(found.warnings)} warnings"
-        click.echo(counts if found.problems or found.warnings else "nothing is wrong")
-    return 1 if found.problems else 0
+        counts = f"{len(environment.problems)} errors, {len(environment.warnings)} warnings"
+        click.echo(counts if environment.problems or environment.warnings else "nothing is wrong")
+    return 1 if environment.problems else 0
 
 
 def _look(config: Config, *, with_bar: bool) -> Json:
@@ -154,37 +167,35 @@ def _look(config: Config, *, with_bar: bool) -> Json:
     return look_at_data(config, bar)
 
 
-def _data(looked: Json) -> Iterator[str]:
+def _data(report: Json) -> Iterator[str]:
     """Yield how many examples and which labels the streams have, and what was found."""
-    streams = looked["streams"]
+    streams = report["streams"]
     rows = [
-        [name, f"{each['batches']:,}", f"{each['examples']:,}{'' if each['whole'] else ' (one epoch)'}"]
-        for name, each in streams.items()
+        [name, f"{stream['batches']:,}", f"{stream['examples']:,}{'' if stream['whole'] else ' (one epoch)'}"]
+        for name, stream in streams.items()
     ]
     yield "\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right"))
-    for source in dict.fromkeys(source for each in streams.values() for source in each["labels"]):
-        yield "\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()})
-    if looked["findings"]:
-        yield "\n" + "\n".join(f"found: {hidden(each['message'])}" for each in looked["findings"])
+    for source in dict.fromkeys(source for stream in streams.values() for source in stream["labels"]):
+        yield "\n" + _label_table(source, {name: stream["labels"].get(source) for name, stream in streams.items()})
+    if report["findings"]:
+        yield "\n" + "\n".join(f"found: {hidden(finding['message'])}" for finding in report["findings"])
 
 
 def _numerics(rows: list[Json]) -> Iterator[str]:
     """Yield what was compared, and the results."""
-    yield "\n" + table(
-        [[each["what"], each["result"], hidden(each["text"])] for each in rows], ["numerics", "result", ""]
-    )
+    yield "\n" + table([[row["what"], row["result"], hidden(row["text"])] for row in rows], ["numerics", "result", ""])
 
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     """Return the share of each label in each stream that has the source."""
     shares = {
-        name: {value: count / sum(each.values()) for value, count in each.items()}
-        for name, each in labels.items()
-        if each
+        name: {value: count / sum(counts.values()) for value, count in counts.items()}
+        for name, counts in labels.items()
+        if counts
     }
-    values = list(dict.fromkeys(value for each in shares.values() for value in each))
-    values.sort(key=lambda value: -max(each.get(value, 0) for each in shares.values()))
-    rows = [[value, *(f"{each.get(value, 0):.1%}" for each in shares.values())] for value in values[:MOST_ROWS]]
+    values = list(dict.fromkeys(value for shares_ in shares.values() for value in shares_))
+    values.sort(key=lambda value: -max(shares_.get(value, 0) for shares_ in shares.values()))
+    rows = [[value, *(f"{shares_.get(value, 0):.1%}" for shares_ in shares.values())] for value in values[:MOST_ROWS]]
     if len(values) > MOST_ROWS:
         rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in shares)])
     return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))
@@ -192,7 +203,8 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
 
 def _check(config: Config, static: bool, ranks: int) -> Json | None:
     check_statically(config, evaluations=True)
-    if ranks > 1 and ((strategy := config.tree.get("model", "strategy")) is None or strategy.value is None):
+    strategy = config.tree.get("model", "strategy")
+    if ranks > 1 and (strategy is None or strategy.value is None):
         raise UsageError(
             "--nproc needs --numerics, or model.strategy: without them, each process needs the memory of one alone"
         )
@@ -208,6 +220,7 @@ def _check(config: Config, static: bool, ranks: int) -> Json | None:
 
 def _contract(contract: Json) -> Iterator[str]:
     """Yield what the dataset and the model agree on, as tables and lines."""
+    # the streams
     rows = []
     for name, stream in contract["streams"].items():
         count = stream["batches"]
@@ -221,11 +234,15 @@ def _contract(contract: Json) -> Iterator[str]:
     yield table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"])
     if used := ", ".join(f"{key}: {count}" for key, count in contract["reading"].items() if count):
         yield f"\nstreams are read ahead with {used}"
+
+    # the outputs and metrics of the model
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
     yield "\n" + table(rows, ["output", "dtype", "shape", "range"])
-    for stream, found in contract["statistics"].items():
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
+    for stream, values in contract["statistics"].items():
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in statistics(values))
         yield f"metrics of the stream {stream!r}, from its first batches: {shown}"
+
+    # the parameters, and what updates them
     if contract["parameters"]:
         yield f"\n{parameters_table(contract['parameters'])}"
     if groups := contract["parameter_groups"]:
@@ -235,21 +252,21 @@ def _contract(contract: Json) -> Iterator[str]:
     if contract["precision"] not in (None, 32):
         yield f"\nprecision: {contract['precision']}"
     if initial := contract["initial_weights"]:
-        rows = [
-            [each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in initial["rows"]
-        ]
+        rows = [[row["what"], f"{row['tensors']:,}", f"{row['values']:,}", row["which"]] for row in initial["rows"]]
         headers = [f"weights from {initial['source']}", "tensors", "values", ""]
         yield "\n" + table(rows, headers, ("left", "right", "right", "left"))
     if contract["schedule"] is not None:
         yield "\n" + "\n".join(folded_line(line, width(sys.stdout)) for line in contract["schedule"]["lines"])
+
+    # what it costs
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     yield f"\nmemory: {memory}"
     if seconds := contract["seconds_per_epoch"]:
         parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
         yield f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}"
     rows = [
-        [what, size_of(each["bytes"]) if "bytes" in each else span(each["seconds"]), each["how"]]
-        for what, each in contract["forecast"].items()
+        [what, size_of(forecast["bytes"]) if "bytes" in forecast else span(forecast["seconds"]), forecast["how"]]
+        for what, forecast in contract["forecast"].items()
     ]
     yield "\n" + table(rows, ["forecast", "", "how it is known"])
 

@@ -26,7 +26,7 @@ from emrun.config.plan import check_statically
 from emrun.launch.pairs import (
     Pair,
     changed_examples,
-    check_alike,
+    check_comparable,
     direction_of,
     finished_runs,
     has_value,
@@ -44,8 +44,9 @@ from emrun.runs.summaries import chosen_by
 
 def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
     """Read a number of pairs: `12`, or from the first to the second, `3..12`."""
-    found = re.fullmatch(r"(?:(\d{1,4})\.\.)?(\d{1,4})", value)
-    low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(?:(\d{1,4})\.\.)?(\d{1,4})", value)
+    low = int(match[1] or match[2]) if match else 0
+    high = int(match[2]) if match else 0
     if not 2 <= low <= high:
         raise click.BadParameter(f"{value!r} is neither a number of pairs nor a range such as 3..12; the least is 2")
     return low, high
@@ -104,9 +105,10 @@ def compare(
 
     Exit status: 0 with or without a verdict, 2 wrong usage or config, 130 or 143 interrupted.
     """
+    # the two configs
     began = time.monotonic()
-    shared = [each for each in given if ("=" in each or each.startswith("~")) and not expanded(each).exists()]
-    names = [each for each in given if each not in shared]
+    shared = [word for word in given if ("=" in word or word.startswith("~")) and not expanded(word).exists()]
+    names = [word for word in given if word not in shared]
     if not 1 <= len(names) <= 2 or (len(names) == 1 and not changes):
         raise click.UsageError("give two configs or runs, or one and -b OVERRIDE")
 
@@ -114,18 +116,20 @@ def compare(
     a = load_config(sources[0], shared).without("sweep")
     overrides = shared, [*shared, *changes, f"seed={a.get('seed') or 0}"]
     b = load_config(sources[1], overrides[1]).without("sweep")
-    for each in (a, b):
-        check_statically(each, evaluations=True)
+    for config in (a, b):
+        check_statically(config, evaluations=True)
     if len(names) == 1 and identity(a) == identity(b):
         raise UsageError("-b changes nothing: the two configs are the same")
     address, condition = _metric_of(a, metric, wants_max)
     if not anyway:
-        check_alike(a.tree, b.tree, address.split("/")[1])
+        check_comparable(a.tree, b.tree, address.split("/")[1])
+
+    # the runs, as those of two sweeps
     settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)
     directory = resolved(output_dir or output_root / f"{a.get('name') or a.name}_compare")
-    sides = [Trials(each, (), settings, directory) for each in (a, b)]
+    sides = [Trials(config, (), settings, directory) for config in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
-    commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
+    commands = [["train", source, *overrides_] for source, overrides_ in zip(sources, overrides, strict=True)]
     with only_json():
         ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
@@ -135,12 +139,14 @@ def compare(
             end_by_signal(ending.signal_number)
         tell_json(UsageError(ending.text.strip()), ending.exit_status)
         return int(ending.exit_status)
-    found = _as_dict(directory, pairs_, results, verdict, settings, by)
-    found = {"status": "finished", "exit_status": 0, **found, "seconds": time.monotonic() - began}
+
+    # the verdict
+    comparison = _as_dict(directory, pairs_, results, verdict, settings, by)
+    comparison = {"status": "finished", "exit_status": 0, **comparison, "seconds": time.monotonic() - began}
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        _show(found)
+        _show(comparison)
     return 0
 
 
@@ -151,7 +157,7 @@ def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tu
         UsageError: the statistic is not an address, or nothing tells which values are better.
     """
     entries = config.get("hooks") or ()
-    saves = (each["SaveBest"] for each in entries if isinstance(each, dict) and "SaveBest" in each)
+    saves = (entry["SaveBest"] for entry in entries if isinstance(entry, dict) and "SaveBest" in entry)
     watched, best = chosen_by(next(saves, None))
     address = metric or watched
     address += "/mean" if address.count("/") == 1 else ""
@@ -167,7 +173,7 @@ def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tu
 
 def _train(
     sides: Sequence[Trials],
-    every: Sequence[Pair],
+    planned_pairs: Sequence[Pair],
     commands: Sequence[list[str]],
     settings: Sweep,
     least: int,
@@ -178,21 +184,26 @@ def _train(
     Returns:
         How the runs have ended, if that ends the comparison, else None; the pairs; the results of A and B; the verdict.
     """
+    # which runs are finished already
     before: set[Path] = set()
-    for trial in (trial for pair in every for trial in pair.trials):
-        found = whole(result_of(trial, settings, sides[0].code), trial)
-        other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
-        if found.changed or found.status == "changed":
+    for trial in (trial for pair in planned_pairs for trial in pair.trials):
+        result = whole(result_of(trial, settings, sides[0].code), trial)
+        change = f"code (changed: {listed(result.changed)})" if result.changed else "values, by a resume"
+        if result.changed or result.status == "changed":
             raise UsageError(
-                f"{from_here(trial.directory)} was trained with other {other}; remove it, or use another --output-dir"
+                f"{from_here(trial.directory)} was trained with other {change}; remove it, or use another --output-dir"
             )
-        if found.status == "finished":
+        if result.status == "finished":
             before.add(trial.directory)
-    jobs, threads = prepared(settings, *(each.config_of(every[0].trials[i]) for i, each in enumerate(sides)))
+
+    # the others, pair after pair
+    first_pair = planned_pairs[0]
+    configs = [side.config_of(trial) for side, trial in zip(sides, first_pair.trials, strict=True)]
+    jobs, threads = prepared(settings, *configs)
     results: list[list[Result]] = [[], []]
     verdict = None
     of_pair = Sweep(repeats=2, objective=settings.objective, condition=settings.condition, jobs=settings.jobs)
-    pairs = list(every)
+    pairs = list(planned_pairs)
     while len(results[0]) < len(pairs):
         pair = pairs[len(results[0])]
         of = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
@@ -210,14 +221,14 @@ def _train(
         ending = SweepLoop(pair, of_pair, jobs, started_with, threads, None).run()
         if ending.exit_status not in (0, 1):
             return ending, pairs, results, verdict
-        again = pair.with_same_data(before)
-        if again is not None:
-            pairs[len(results[0])] = again
+        repeated = pair.with_same_data(before)
+        if repeated is not None:
+            pairs[len(results[0])] = repeated
             continue
         for side, trial in zip(results, pair.trials, strict=True):
             side.append(whole(result_of(trial, settings), trial))
         if len(results[0]) >= least:
-            a, b = worst_for_missing([[each.value for each in side] for side in results], settings.condition)
+            a, b = worst_for_missing([[result.value for result in side] for side in results], settings.condition)
             verdict = judge(a, b, settings.condition, by)
             if verdict["verdict"] != "undecided":
                 break
@@ -232,22 +243,18 @@ def _as_dict(
     settings: Sweep,
     by: float,
 ) -> Json:
-    runs = [
-        {
-            "seed": pair.trials[0].seed,
-            **{
-                name: {
-                    "directory": trial.directory,
-                    "value": found.value,
-                    "status": found.status,
-                    "reason": found.reason,
-                }
-                for name, trial, found in zip("ab", pair.trials, of_pair, strict=True)
-            },
-        }
-        for pair, of_pair in zip(pairs, zip(*results, strict=True), strict=False)
-    ]
-    places = [[each.directory for each in pair.trials] for pair in pairs[: len(runs)]]
+    runs = []
+    for pair, of_pair in zip(pairs, zip(*results, strict=True), strict=False):
+        run: Json = {"seed": pair.trials[0].seed}
+        for name, trial, result in zip("ab", pair.trials, of_pair, strict=True):
+            run[name] = {
+                "directory": trial.directory,
+                "value": result.value,
+                "status": result.status,
+                "reason": result.reason,
+            }
+        runs.append(run)
+    places = [[trial.directory for trial in pair.trials] for pair in pairs[: len(runs)]]
     return {
         **verdict,
         "metric": settings.objective,
@@ -260,10 +267,10 @@ def _as_dict(
     }
 
 
-def _show(found: Json) -> None:
+def _show(comparison: Json) -> None:
     """Print a comparison for people."""
     for which in "ab":
-        if bad := sum(not has_value(each[which]["value"]) for each in found["runs"]):
+        if bad := sum(not has_value(run[which]["value"]) for run in comparison["runs"]):
             click.echo(
                 f"warning: {counted(bad, 'run')} of {which.upper()} failed or diverged; such a run counts as "
                 "worse than all others"
@@ -271,18 +278,20 @@ def _show(found: Json) -> None:
     words = {
         "a": "A is better",
         "b": "B is better",
-        "none": f"no difference larger than {short(found['by'])}" if found["by"] else "no difference",
+        "none": f"no difference larger than {short(comparison['by'])}" if comparison["by"] else "no difference",
         "undecided": "no verdict: the difference is too small for so few pairs, or there is none",
     }
-    interval = found["interval"] and " to ".join(map(short, found["interval"]))
-    click.echo(words[found["verdict"]])
-    click.echo(f"{found['metric']}: A {found['means']['a']:.6g}, B {found['means']['b']:.6g}")
-    click.echo(f"B minus A: {found['difference']:.4g}" + (f", 95 % interval {interval}" if interval else ""))
-    noise = found["noise"]
+    interval = " to ".join(map(short, comparison["interval"] or ()))
+    click.echo(words[comparison["verdict"]])
+    click.echo(f"{comparison['metric']}: A {comparison['means']['a']:.6g}, B {comparison['means']['b']:.6g}")
+    click.echo(f"B minus A: {comparison['difference']:.4g}" + (f", 95 % interval {interval}" if interval else ""))
+    noise = comparison["noise"]
     click.echo(f"noise between seeds: A {noise['a']:.3g}, B {noise['b']:.3g}")
-    if examples := found["examples"]:
+    if examples := comparison["examples"]:
         changes = [f"{len(examples[key])} {key} ({few(examples[key])})" for key in ("fixed", "broken")]
         click.echo(
             f"examples of {examples['stream']} in most of {examples['pairs']} pairs: B has {' and '.join(changes)}"
         )
-    click.echo(f"{counted(found['pairs'], 'pair')}, {found['seconds']:.1f} s; runs in {found['directory']}")
+    click.echo(
+        f"{counted(comparison['pairs'], 'pair')}, {comparison['seconds']:.1f} s; runs in {comparison['directory']}"
+    )

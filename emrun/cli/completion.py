@@ -37,8 +37,8 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _
 
 def register() -> None:
     """Let click answer the shells with these scripts."""
-    for name, each in _SHELLS.items():
-        add_completion_class(each, name)
+    for name, script in _SHELLS.items():
+        add_completion_class(script, name)
 
 
 @click.command()

@@ -42,6 +42,7 @@ def show_config(
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
 
+    # the values and where they are from
     read = read_config(config, overrides)
     for note in read.notes:
         print_error(f"warning: {note}")
@@ -68,7 +69,7 @@ def _place(key: str, rows: list[tuple[str, Any, str]]) -> int:
     """Return the index at which a key belongs among the rows: after the last row of its mapping."""
     while "." in key:
         key = key.rpartition(".")[0]
-        found = [index for index, row in enumerate(rows) if f"{row[0]}.".startswith(f"{key}.")]
-        if found:
-            return found[-1] + 1
+        below = [index for index, row in enumerate(rows) if f"{row[0]}.".startswith(f"{key}.")]
+        if below:
+            return below[-1] + 1
     return len(rows)

@@ -64,7 +64,9 @@ def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionIt
     head, dot, tail = incomplete.removeprefix("~").rpartition(".")
     for name, is_deeper in keys_below(_config_of(context), head.split(".") if head else []).items():
         if name.startswith(tail):
-            ending = "." if is_deeper else "" if sign else "="
+            ending = "" if sign else "="
+            if is_deeper:
+                ending = "."
             kind = "partial" if ending else "plain"  # the shell writes no blank after a partial one
             yield CompletionItem(f"{sign}{head}{dot}{name}{ending}", type=kind)
 
@@ -72,8 +74,8 @@ def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionIt
 def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     from emrun.config.override_keys import streams_of
 
-    found = [] if re.search(r"[.~=]", incomplete) else named(streams_of(_config_of(context)), incomplete)
-    return found or _overrides(context, incomplete)
+    streams = [] if re.search(r"[.~=]", incomplete) else named(streams_of(_config_of(context)), incomplete)
+    return streams or _overrides(context, incomplete)
 
 
 def _at_hand(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
@@ -130,7 +132,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def format(self, record: logging.LogRecord) -> str:
         space = width(self.stream)
         args = record.args if isinstance(record.args, tuple) else ()
-        folded = tuple(each.folded(space) if isinstance(each, Table) else each for each in args)
+        folded = tuple(argument.folded(space) if isinstance(argument, Table) else argument for argument in args)
         text = str(record.msg) % folded if folded else record.getMessage()
         word = f"{record.levelname.lower()}:" if record.levelno > logging.INFO else ""
         text = f"{word} {text}" if word else text
@@ -234,12 +236,12 @@ def _warnings_once() -> Iterator[None]:
     Python shows one again after any `warnings.catch_warnings`, such as those of libraries in each epoch.
     """
     show = warnings.showwarning
-    told: set[tuple[Any, ...]] = set()
+    shown: set[tuple[Any, ...]] = set()
 
     def once(*args: Any, **kwargs: Any) -> None:
         key = (str(args[0]), *args[1:4])  # the message, the category, the file and the line
-        if key not in told:
-            told.add(key)
+        if key not in shown:
+            shown.add(key)
             show(*args, **kwargs)
 
     if not sys.warnoptions:

@@ -50,9 +50,9 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...], as_json: bool
             kind = type(built).__name__
             raise click.UsageError(f"dataset {kind} has no method {method!r}{meant_of(method, methods)}")
         with users_code():
-            found = getattr(built, method)()
+            result = getattr(built, method)()
         if as_json:
-            print_json({"result": found})
-        elif found is not None:
-            click.echo(found)
+            print_json({"result": result})
+        elif result is not None:
+            click.echo(result)
         return 0

@@ -36,17 +36,17 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
 
     Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
     """
-    found = compare(find_run(expanded(a)), find_run(expanded(b)))
+    comparison = compare(find_run(expanded(a)), find_run(expanded(b)))
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        click.echo("\n".join(_report(found)))
-    return 0 if found["equal"] else 1
+        click.echo("\n".join(_report(comparison)))
+    return 0 if comparison["equal"] else 1
 
 
-def _report(found: Json) -> Iterator[str]:
+def _report(comparison: Json) -> Iterator[str]:
     """Yield the lines of the report; all text of a run is made printable."""
-    for name, run in zip("ab", found["runs"], strict=True):
+    for name, run in zip("ab", comparison["runs"], strict=True):
         yield (
             f"{name}: {in_one_line(run['directory'])} ({run['status']}, "
             f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')})"
@@ -62,20 +62,23 @@ def _report(found: Json) -> Iterator[str]:
         "steps": _steps,
     }
     for title, section in parts.items():
-        reason = found["not_compared"].get("code" if title == "packages" else title)
-        lines = list(section(found)) if reason is None else [f"{title}: not compared: {reason}"]
+        reason = comparison["not_compared"].get("code" if title == "packages" else title)
+        lines = list(section(comparison)) if reason is None else [f"{title}: not compared: {reason}"]
         if was_long or len(lines) > 1:
             yield ""
         yield from lines
         was_long = len(lines) > 1
     if was_long:
         yield ""
-    yield "the runs are equal" if found["equal"] else "the runs differ"
+    yield "the runs are equal" if comparison["equal"] else "the runs differ"
 
 
-def _config(found: Json) -> Iterator[str]:
-    rows = [[each["key"], *(_side(each[name]) for name in "ab"), _origin(each)] for each in found["config"]]
-    order = found["hooks_order"]
+def _config(comparison: Json) -> Iterator[str]:
+    rows = [
+        [difference["key"], *(_side(difference[name]) for name in "ab"), _origin(difference)]
+        for difference in comparison["config"]
+    ]
+    order = comparison["hooks_order"]
     if order is not None:
         rows.append(["order of hooks", *(listed(order[name]) for name in "ab"), ""])
     yield from _table("config", rows, ["key", "a", "b", "from"])
@@ -84,8 +87,8 @@ def _config(found: Json) -> Iterator[str]:
 def _side(value: Json | None) -> str:
     if value is None:
         return "(not there)"
-    found = value["value"]
-    return in_one_line(found if isinstance(found, str) else json.dumps(found, default=str), _LONGEST)
+    content = value["value"]
+    return in_one_line(content if isinstance(content, str) else json.dumps(content, default=str), _LONGEST)
 
 
 def _origin(row: Json) -> str:
@@ -95,21 +98,21 @@ def _origin(row: Json) -> str:
     return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
 
 
-def _packages(found: Json) -> Iterator[str]:
-    versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
-    versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
+def _packages(comparison: Json) -> Iterator[str]:
+    versions = [["Python", comparison["python"]["a"], comparison["python"]["b"]]] if comparison["python"] else []
+    versions += [[package["name"], package["a"], package["b"]] for package in comparison["packages"]]
     yield from _table(
         "packages",
         [["(not there)" if cell is None else cell for cell in row] for row in versions],
         ["package", "a", "b"],
     )
-    if found["repositories"] is not None:
+    if comparison["repositories"] is not None:
         for name in "ab":
-            yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
+            yield f"git {name}: {listed([_repository(repository) for repository in comparison['repositories'][name]])}"
 
 
-def _device(found: Json) -> Iterator[str]:
-    pair = found["device"]
+def _device(comparison: Json) -> Iterator[str]:
+    pair = comparison["device"]
     yield "device: " + ("equal" if pair is None else " and ".join(in_one_line(pair[name]) for name in "ab"))
 
 
@@ -119,38 +122,38 @@ def _repository(entry: Json) -> str:
     return f"{in_one_line(entry['directory'])} {commit}{changes}"
 
 
-def _modules(found: Json) -> Iterator[str]:
-    modules = found["modules"]
-    yield from _table("code", [[each["name"], each["change"]] for each in modules], ["module", ""])
+def _modules(comparison: Json) -> Iterator[str]:
+    modules = comparison["modules"]
+    yield from _table("code", [[module["name"], module["change"]] for module in modules], ["module", ""])
     left = _MOST_LINES
-    for each in modules:
-        lines = each["diff"].split("\n") if each["diff"] else []
+    for module in modules:
+        lines = module["diff"].split("\n") if module["diff"] else []
         yield from (f"  {in_one_line(line.expandtabs(4))}" for line in lines[:left])
         if len(lines) > left:
-            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(each['name'])}"
+            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(module['name'])}"
         left = max(0, left - len(lines))
 
 
-def _data(found: Json) -> Iterator[str]:
+def _data(comparison: Json) -> Iterator[str]:
     yield from _table(
         "data",
-        [[each["stream"], str(each["pass"]), listed(each["sources"])] for each in found["data"]],
+        [[batch["stream"], str(batch["pass"]), listed(batch["sources"])] for batch in comparison["data"]],
         ["stream", "pass", "sources that differ in its first batch"],
     )
 
 
-def _statistics(found: Json) -> Iterator[str]:
-    if found["epochs"] is None:
+def _statistics(comparison: Json) -> Iterator[str]:
+    if comparison["epochs"] is None:
         yield "statistics: equal"
     else:
-        epochs = found["epochs"]
+        epochs = comparison["epochs"]
         differ = epochs["a"] != epochs["b"]
         counts = f" (the last is {epochs['a']} in a and {epochs['b']} in b)" if differ else ""
         yield f"statistics: they differ from epoch {epochs['first']} on{counts}"
         columns = [(which, side) for which in ("last", "lowest", "highest") for side in "ab"]
         rows = [
             [address, *(_entry(sides[side], which) for which, side in columns)]
-            for address, sides in found["statistics"].items()
+            for address, sides in comparison["statistics"].items()
             if sides["a"] != sides["b"]
         ]
         if rows:
@@ -161,13 +164,13 @@ def _entry(summary: Json | None, which: str) -> str:
     return "" if summary is None else f"{summary[which][0]:.6g} ({summary[which][1]})"
 
 
-def _steps(found: Json) -> Iterator[str]:
-    steps = found["steps"]
-    last = [each and f"{each:,}" for each in steps["last"]]
+def _steps(comparison: Json) -> Iterator[str]:
+    steps = comparison["steps"]
+    last = [None if iteration is None else f"{iteration:,}" for iteration in steps["last"]]
     first = steps["first"]
     count = f"{steps['compared']:,}"
     if None in last:
-        whose = " and ".join(name for name, each in zip("ab", last, strict=True) if each is None)
+        whose = " and ".join(name for name, iteration in zip("ab", last, strict=True) if iteration is None)
         yield f"steps: not compared: {whose} recorded none"
     elif first is not None:
         values = "; ".join(
@@ -188,9 +191,12 @@ def _steps(found: Json) -> Iterator[str]:
 def _pair(one: float | None, other: float | None) -> str:
     """Return two values with as many digits as are needed to tell them apart."""
     if one is None or other is None:
-        return " and ".join("nothing" if each is None else f"{each:.6g}" for each in (one, other))
-    texts = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in (4, 6, 8, 10, 12, 17))
-    return " and ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(one), repr(other))))
+        return " and ".join("nothing" if value is None else f"{value:.6g}" for value in (one, other))
+    for digits in (4, 6, 8, 10, 12, 17):
+        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if texts[0] != texts[1]:
+            return " and ".join(texts)
+    return f"{one!r} and {other!r}"
 
 
 def _table(name: str, rows: Sequence[_Row], headers: Sequence[str]) -> Iterator[str]:

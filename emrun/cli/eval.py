@@ -47,9 +47,10 @@ def evaluate(
     For each STREAM, the section eval.STREAM is merged over the config; then the overrides are applied: key.path=value,
     or ~key.path to delete a key. The results are printed and saved in DIRECTORY/eval/STREAM-N.
     """
-    overrides = [each for each in arguments if "=" in each or each.startswith("~")]
-    streams = [each for each in arguments if each not in overrides]
+    overrides = [word for word in arguments if "=" in word or word.startswith("~")]
+    streams = [word for word in arguments if word not in overrides]
 
+    # what can be refused before torch is imported
     check_run(expanded(directory))
     if not streams:
         known = streams_of(read_config(config or directory))
@@ -62,20 +63,23 @@ def evaluate(
     import_torch()
     from emrun.training.evaluate import evaluate as evaluate_stream
 
-    found = {}
+    # the streams, and the results of those that were evaluated
+    statistics = {}
     try:
         for stream in streams:
             with unwound_by_sigterm(), users_code():
-                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
+                statistics.update(
+                    evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir)
+                )
     except Interrupted as error:
         end_interrupted(f"{error.reason}; the evaluation is not complete", error.signal)
     finally:
         if is_follower():
-            found.clear()
-        if found:
-            so_far()["streams"] = found
-            click.echo(results(found), err=as_json)
+            statistics.clear()
+        if statistics:
+            so_far()["streams"] = statistics
+            click.echo(results(statistics), err=as_json)
     leave()
-    if as_json and found:
+    if as_json and statistics:
         print_json({"status": "finished", "exit_status": 0, **so_far()})
     return 0

@@ -100,16 +100,17 @@ def print_failure(error: BaseException, *, has_log: bool = True) -> None:
         traceback.print_exception(error)
         return
     notes = getattr(error, "__notes__", [])
-    frames = "".join(traceback.format_list(_own_frames(error)))
-    frames += "".join(each[0] for note in notes for each in _FRAME.finditer(note) if _is_own(each[1]))
+    frames = "".join(traceback.format_list(_users_frames(error)))
+    for note in notes:
+        frames += "".join(frame[0] for frame in _FRAME.finditer(note) if _is_users(frame[1]))
     if isinstance(error, EmrunError):
         print_error(_in_one_line(error))
         if not frames:
             return
     else:
-        found = traceback.TracebackException.from_exception(error)
-        found.__notes__ = []
-        for line in (*map(_without_frames, notes), *found.format_exception_only()):
+        exception = traceback.TracebackException.from_exception(error)
+        exception.__notes__ = []
+        for line in (*map(_without_frames, notes), *exception.format_exception_only()):
             print_error(line.rstrip("\n"))
     if frames:
         print_error(frames.rstrip())
@@ -125,7 +126,7 @@ def _in_one_line(error: BaseException) -> str:
     return f"{click.style('error:', fg='red', bold=True)} {error}{f' ({notes})' if notes else ''}"
 
 
-def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the last frames of the user's code that led to an error, or else to its cause.
 
     If there are none, return the last frame of a library other than PyTorch.
@@ -138,8 +139,8 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
             for frame, line in traceback.walk_tb(cause.__traceback__)
             if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_OWN
         ]
-        if own := [frame for frame in frames if _is_own(frame.filename)]:
-            return own[-_MOST_FRAMES:]
+        if users := [frame for frame in frames if _is_users(frame.filename)]:
+            return users[-_MOST_FRAMES:]
         others += frames[-1:]
         cause = cause.__cause__
     return others[:1]
@@ -158,13 +159,13 @@ def _without_frames(note: str) -> str:
     return note.partition("\n")[0].rstrip(":") if _FRAME.search(note) else note
 
 
-def _is_own(path: str) -> bool:
+def _is_users(path: str) -> bool:
     """Return whether a source file belongs to the user, and not to an installed package or to emrun."""
     from emrun.config.names import INSTALLED
 
     file = Path(path)
     homes = (*INSTALLED, Path(emrun.__file__).parent)
-    is_installed = any(each.is_relative_to(home) for each in (file, file.resolve()) for home in homes)
+    is_installed = any(place.is_relative_to(home) for place in (file, file.resolve()) for home in homes)
     return file.is_file() and not is_installed and _SITES.isdisjoint(file.parts)
 
 
@@ -203,8 +204,8 @@ def unwound_by_sigterm() -> Iterator[None]:
         if misses_others():
             return  # it ends anyway, and the launcher would wait for the words that it is about to leave
         leave_closed_terminal()
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
+        for ignored in numbers:
+            signal.signal(ignored, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
         error = Terminated()
         error.signal_number = signal.Signals(number)
         raise error
@@ -234,7 +235,7 @@ def import_torch() -> None:
     Meanwhile a signal ends the process at once: PyTorch's extension does not survive a Python exception, or loses it.
     """
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [each for each in ending if callable(signal.getsignal(each))]  # not one that is ignored
+    numbers = [number for number in ending if callable(signal.getsignal(number))]  # not one that is ignored
 
     def end(number: int, frame: Any) -> None:
         if number_of_ranks() > 1:

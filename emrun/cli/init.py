@@ -73,9 +73,9 @@ def init(directory: Path, sample: str) -> None:
     target = expanded(directory)
     if not target.is_dir() and (target.is_symlink() or target.exists()):
         raise click.UsageError(f"{target} is not a directory")
-    there = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
-    if there:
-        raise click.UsageError(f"{target} is not empty (it has {few(there)}); name a new or an empty directory")
+    names = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
+    if names:
+        raise click.UsageError(f"{target} is not empty (it has {few(names)}); name a new or an empty directory")
     files = _files(known[sample])
     try:
         _write(target, files)
@@ -88,24 +88,27 @@ def init(directory: Path, sample: str) -> None:
 
 def samples() -> dict[str, Path]:
     """Return the samples: name -> a directory with a `config.yaml`, or a config."""
-    found = sorted(_SAMPLES.iterdir())
-    projects = {path.name: path for path in found if (path / "config.yaml").is_file()}
-    return dict(sorted({**projects, **{path.stem: path for path in found if path.suffix == ".yaml"}}.items()))
+    entries = sorted(_SAMPLES.iterdir())
+    projects = {path.name: path for path in entries if (path / "config.yaml").is_file()}
+    return dict(sorted({**projects, **{path.stem: path for path in entries if path.suffix == ".yaml"}}.items()))
 
 
 def _files(sample: Path) -> dict[str, bytes]:
     """Return the files of a project made from a sample: name -> content."""
-    copied = [path for path in sorted(sample.iterdir()) if path.suffix in _COPIED] if sample.is_dir() else [sample]
-    files = {path.name if sample.is_dir() else "config.yaml": path.read_bytes() for path in copied}
+    if sample.is_dir():
+        copied = [path for path in sorted(sample.iterdir()) if path.suffix in _COPIED]
+        files = {path.name: path.read_bytes() for path in copied}
+    else:
+        files = {"config.yaml": sample.read_bytes()}
     prepares = "prepare.py" in files
     texts = {
         "README.md": _README.format(
             name=sample.stem,
             about=_comment(files["config.yaml"].decode()),
-            prepare=_PREPARE * prepares,
+            prepare=_PREPARE if prepares else "",
             extras="metrics,data,transformers" if sample.name == "transformers" else "metrics,data",
         ),
-        "test_project.py": _TEST.format(prepare=_TEST_PREPARES * prepares),
+        "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }
     return {**files, **{name: text.encode() for name, text in texts.items() if name not in files}}
 
@@ -129,8 +132,8 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
                 file.write(content)
     except BaseException:
         with suppress(OSError):  # the error that is told is the one of the write
-            for each in written:
-                each.unlink()
+            for path in written:
+                path.unlink()
             if is_new:
                 target.rmdir()
         raise

@@ -63,17 +63,22 @@ def ls(
     sum over all runs of the list whose configs differ only in seed and name.
     """
     root = expanded(directory)
-    wanted = [Condition.parse(each) for each in conditions]
-    names = [each.strip() for each in columns.split(",") if each.strip()] if columns else []
-    shown = [column(each) for each in names] or [FACTS[each] for each in (*_SHORT[1:], *(_LONG * (long or verbose)))]
+    wanted = [Condition.parse(text) for text in conditions]
+    names = [name.strip() for name in columns.split(",") if name.strip()] if columns else []
+    usual: tuple[str, ...] = _SHORT[1:]
+    if long or verbose:
+        usual += _LONG
+    shown = [column(name) for name in names] or [FACTS[name] for name in usual]
     key = column(sort.removeprefix("-"))
-    asked = [*shown, key, *([FACTS["best"]] if as_json else [])]
-    found, rows = chosen(find_runs(root, deep=recursive), root, wanted, asked)
-    if not (everything or wanted or (found and found[0].run.directory == root)):
+    asked = [*shown, key]
+    if as_json:
+        asked.append(FACTS["best"])
+    every_row, rows = chosen(find_runs(root, deep=recursive), root, wanted, asked)
+    if not (everything or wanted or (every_row and every_row[0].run.directory == root)):
         rows = [row for row in rows if row.run.iterations_done or row.run.status in ("running", "killed", "damaged")]
-    there = [row for row in rows if key.of(row) is not MISSING]
-    there.sort(key=lambda row: _order(key, row), reverse=sort.startswith("-"))
-    rows = there + [row for row in rows if key.of(row) is MISSING]
+    having = [row for row in rows if key.of(row) is not MISSING]
+    having.sort(key=lambda row: _order(key, row), reverse=sort.startswith("-"))
+    rows = having + [row for row in rows if key.of(row) is MISSING]
     if as_json:
         print_json([_in_json(row, names) for row in rows])
     elif rows:
@@ -82,7 +87,7 @@ def ls(
             click.echo(f"\n{_counts(rows)}")
         if verbose and len(rows) == 1:
             click.echo(f"\n{_contents(rows[0])}")
-    _tell(root, found, rows, has_conditions=bool(wanted))
+    _tell(root, every_row, rows, has_conditions=bool(wanted))
 
 
 def _order(key: Column, row: Row) -> tuple[Any, ...]:
@@ -96,18 +101,18 @@ def _order(key: Column, row: Row) -> tuple[Any, ...]:
 
 def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return runs as a table; the statistic of `best` is in the heading if it is the same in all of them."""
-    watched = {_watched(row) for row in rows} if any(each.name == "best" for each in columns) else set()
+    watched = {_watched(row) for row in rows} if any(shown.name == "best" for shown in columns) else set()
     headers = []
     align = []
     cells = []
-    for each in columns:
-        values = [each.of(row) for row in rows]
-        texts = [each.text(value) for value in values]
-        heading = in_one_line(each.name)
-        is_number = each.is_number or all(isinstance(value, int | float) for value in values)
-        if each.name == "best" and len(watched) == 1:
+    for shown in columns:
+        values = [shown.of(row) for row in rows]
+        texts = [shown.text(value) for value in values]
+        heading = in_one_line(shown.name)
+        is_number = shown.is_number or all(isinstance(value, int | float) for value in values)
+        if shown.name == "best" and len(watched) == 1:
             heading = min(watched)
-        elif each.name == "best":
+        elif shown.name == "best":
             is_number = False
             texts = [f"{_watched(row)} {text}" if text else "" for row, text in zip(rows, texts, strict=True)]
         headers.append(heading)
@@ -138,10 +143,10 @@ def _contents(row: Row) -> str:
         text = str(error)
     config = "\n".join(in_one_line(line) for line in text.split("\n")).rstrip()
     lines = []
-    for each in sorted(row.run.directory.glob("[!.]*")):
-        is_folder = each.is_dir() and not each.is_symlink()
-        size = size_below(each) if is_folder else each.lstat().st_size
-        lines.append(["d" if is_folder else "-", in_one_line(each.name), size_of(size)])
+    for path in sorted(row.run.directory.glob("[!.]*")):
+        is_folder = path.is_dir() and not path.is_symlink()
+        size = size_below(path) if is_folder else path.lstat().st_size
+        lines.append(["d" if is_folder else "-", in_one_line(path.name), size_of(size)])
     return f"{config}\n\n{table(lines, align=['left', 'left', 'right'])}"
 
 
@@ -150,11 +155,14 @@ def _in_json(row: Row, names: Sequence[str]) -> Json:
     address, which = row.summaries.watched
     best = row.summaries.best
     units = {"age": "age_seconds", "duration": "duration_seconds", "size": "size_bytes"}
-    others = {name: each for name, each in FACTS.items() if name not in ("best", "best_epoch")}
-    said: Json = {units.get(name, name): _plain(each.of(row)) for name, each in others.items()}
-    said["best"] = best and {"statistic": address, "condition": which, "value": _plain(best[0]), "epoch": best[1]}
-    said["columns"] = {name: _plain(column(name).of(row)) for name in names}
-    return {"directory": str(row.run.directory), **said, "problems": row.run.problems}
+    others = {name: fact for name, fact in FACTS.items() if name not in ("best", "best_epoch")}
+    content: Json = {units.get(name, name): _plain(fact.of(row)) for name, fact in others.items()}
+    content["best"] = None
+    if best is not None:
+        value, epoch = best
+        content["best"] = {"statistic": address, "condition": which, "value": _plain(value), "epoch": epoch}
+    content["columns"] = {name: _plain(column(name).of(row)) for name in names}
+    return {"directory": str(row.run.directory), **content, "problems": row.run.problems}
 
 
 def _plain(value: Any) -> Any:
@@ -163,16 +171,16 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditions: bool) -> None:
+def _tell(root: Path, every_row: Sequence[Row], rows: Sequence[Row], *, has_conditions: bool) -> None:
     """Say on standard error what the list does not show, and what is damaged."""
-    if not found:
+    if not every_row:
         print_error(f"no runs in {root} (-r also searches the directories below)")
-    elif len(found) > len(rows):
+    elif len(every_row) > len(rows):
         early = "they ended before the first iteration; -a shows them"
         why = "they do not meet the conditions" if has_conditions else early
-        print_error(f"{counted(len(found) - len(rows), 'run')} not shown: {why}")
-    problems = [f"{in_one_line(row.name)}: {in_one_line(each)}" for row in rows for each in row.run.problems]
-    for each in problems[:_MOST_PROBLEMS]:
-        print_error(f"warning: {each}")
+        print_error(f"{counted(len(every_row) - len(rows), 'run')} not shown: {why}")
+    problems = [f"{in_one_line(row.name)}: {in_one_line(problem)}" for row in rows for problem in row.run.problems]
+    for problem in problems[:_MOST_PROBLEMS]:
+        print_error(f"warning: {problem}")
     if len(problems) > _MOST_PROBLEMS:
         print_error(f"warning: {len(problems) - _MOST_PROBLEMS} more problems; --json has all")

@@ -58,8 +58,8 @@ def wants_json() -> bool:
 def so_far() -> Json:
     """Return what the command knows by now, which is also part of the object that it prints if it fails."""
     context = click.get_current_context(silent=True)
-    found: Json = {} if context is None else context.meta.setdefault(f"{AS_JSON}.so_far", {})
-    return found
+    known: Json = {} if context is None else context.meta.setdefault(f"{AS_JSON}.so_far", {})
+    return known
 
 
 def print_json(result: Any) -> None:
@@ -92,13 +92,13 @@ def only_json(*, keeps_output: bool = False) -> Iterator[None]:
 def plain(value: Any) -> Any:
     """Return a value in types that JSON has; what has no such type becomes a string."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, float):  # also one of numpy
         return float(value) if math.isfinite(value) else json.dumps(float(value))
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if callable(as_list := getattr(value, "tolist", None)):  # an array or a tensor
         return plain(as_list())
     return str(value)
@@ -119,8 +119,14 @@ def run_as_json(directory: Path, training: Training | None = None) -> Json:
     if not run.trace:
         return {"directory": directory}
     summaries = Summaries(run)
-    best, (address, condition) = summaries.best, summaries.watched
-    last = run.last_epoch or None
+    best = None
+    if summaries.best is not None:
+        address, condition = summaries.watched
+        value, epoch = summaries.best
+        best = {"epoch": epoch, "statistic": address, "condition": condition, "value": value}
+    last = None
+    if run.last_epoch:
+        last = {name: run.last_epoch.get(name) for name in ("epoch", "iteration", "streams")}
     is_left = run.status != "finished" and (directory / "checkpoints" / "latest").exists()
     return {
         "status": run.status,
@@ -128,8 +134,8 @@ def run_as_json(directory: Path, training: Training | None = None) -> Json:
         "directory": directory,
         "epochs": run.epochs_done,
         "iterations": run.iterations_done,
-        "best": best and {"epoch": best[1], "statistic": address, "condition": condition, "value": best[0]},
-        "last": last and {name: last.get(name) for name in ("epoch", "iteration", "streams")},
+        "best": best,
+        "last": last,
         "resume": ["emrun", "resume", str(directory)] if is_left else None,
         **({} if training is None else _measured(training)),
     }
@@ -148,7 +154,7 @@ def _measured(training: Training) -> Json:
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
             "gpu": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
         },
-        "verdicts": [each for hook in training.main_loop.hooks for each in getattr(hook, "verdicts", ())],
+        "verdicts": [verdict for hook in training.main_loop.hooks for verdict in getattr(hook, "verdicts", ())],
     }
 
 
@@ -181,8 +187,8 @@ def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None 
         ]
         extremes = ["", ""]
         if numbers:
-            found = (min(numbers, key=itemgetter(0)), max(numbers, key=itemgetter(0)))
-            extremes = [f"{_short(value)} ({epoch})" for value, epoch in found]
+            extreme = (min(numbers, key=itemgetter(0)), max(numbers, key=itemgetter(0)))
+            extremes = [f"{_short(value)} ({epoch})" for value, epoch in extreme]
         rows.append([stream, name, _short(values[-1][1]), *extremes])
     headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
     return table(rows, headers) if rows else ""
@@ -203,7 +209,11 @@ def parameters_table(parameters: Sequence[Json]) -> str:
     rows: list[list[str]] = []
     for part in parameters:
         shapes = few(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
-        trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
+        trained = f"{part['trained']:,}"
+        if part["trained"] == part["count"]:
+            trained = "yes"
+        elif part["trained"] == 0:
+            trained = "no"
         rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
     half = MOST_ROWS // 2
     if len(rows) > MOST_ROWS + 1:  # the last ones stay, such as a new head

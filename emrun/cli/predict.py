@@ -50,6 +50,7 @@ def predict(
     A row has the source id, or the position of the example in the stream. The stream may lack the labels: losses and
     metrics without their sources are left out. Nothing is written into DIRECTORY.
     """
+    # what can be refused before torch is imported
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
     check_statically(read_config(config or directory).overlaid(stream, overrides))
@@ -58,6 +59,7 @@ def predict(
     import_torch()
     from emrun.training.predict import predict as predict_stream
 
+    # the outputs
     names = None if variables is None else [name.strip() for name in variables.split(",")]
     try:
         with unwound_by_sigterm(), users_code():
@@ -66,6 +68,8 @@ def predict(
             )  # fmt: skip
     except Interrupted as error:
         end_interrupted(f"{error.reason}; {output} is not written", error.signal)
+
+    # the summary, by one rank
     leave()
     if is_follower():
         return 0

@@ -39,7 +39,7 @@ def problems_of(error: BaseException) -> list[Json]:
         problems = [Problem(None, "", message, code, getattr(error, "fix", ""))]
     tree = _tree() if isinstance(error, ConfigError) else None
     retries = getattr(error, "retry", False) is True
-    return [_in_json(each, fix_of(each, tree), retries) for each in problems]
+    return [_in_json(problem, fix_of(problem, tree), retries) for problem in problems]
 
 
 def _in_json(problem: Problem, fix: Any, retries: bool) -> Json:
@@ -101,10 +101,11 @@ def fix_of(problem: Problem, tree: Node | None) -> dict[str, list[str]] | None:
     if verb == "set":
         return {"overrides": [f"{_key(path)}={rest}"]}
     if verb == "move":
-        name, arguments = (str(path[2]), node) if len(path) > 2 else (str(node.value), None)
-        return {"overrides": _hook_at_end(path[1], name, arguments)}
-    found = _MEANT.search(problem.message) if problem.code in _BY_NAME else None
-    overrides = _by_name(path, node, found[1], found[2]) if found else None
+        has_arguments = len(path) > 2
+        name = str(path[2] if has_arguments else node.value)
+        return {"overrides": _hook_at_end(path[1], name, node if has_arguments else None)}
+    match = _MEANT.search(problem.message) if problem.code in _BY_NAME else None
+    overrides = _by_name(path, node, match[1], match[2]) if match else None
     return None if overrides is None else {"overrides": overrides}
 
 
@@ -115,7 +116,7 @@ def _place(position: Position | None, tree: Node | None) -> tuple[tuple[Any, ...
         for path, node, alias in (tree.places() if tree is not None and position is not None else ())
         if alias is None and position in (node.position, node.key)
     ]
-    return max(places, key=lambda each: len(each[0]), default=None)
+    return max(places, key=lambda place: len(place[0]), default=None)
 
 
 def _by_name(path: tuple[Any, ...], node: Node, wrong: str, meant: str) -> list[str] | None:

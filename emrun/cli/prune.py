@@ -53,12 +53,14 @@ def prune(
     if by is not None and kept is None:
         raise click.UsageError("--by says what --keep-best compares; add --keep-best N")
     what: What = "checkpoints" if checkpoints else "optimizer states" if optimizer_states else "runs"
+
+    # what is removed, and what must stay
     given = expanded(directory)
     root = from_here(given.parent.resolve() / given.name)  # a link of this name is refused
     rows, judged = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
-    found = [(row, Removal.of(row.run, what)) for row in rows]
+    removals = [(row, Removal.of(row.run, what)) for row in rows]
     going = []
-    for row, removal in found:
+    for row, removal in removals:
         refusal = removal.refusal()
         if refusal is not None:
             print_error(f"{in_one_line(row.name)} stays: it {in_one_line(refusal)}")
@@ -70,6 +72,8 @@ def prune(
         click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
     if not going:
         print_error("nothing to remove")
+
+    # the removal
     if dry_run or not going:
         return 0
     if not (yes or _agrees()):
@@ -95,22 +99,22 @@ def _chosen(
     statuses: Sequence[str], kept: int | None, by: str | None,
 ) -> tuple[list[Row], Column]:  # fmt: skip
     """Return the runs that all options choose, and the column by which they are judged."""
-    wanted = [Condition.parse(each) for each in conditions]
+    wanted = [Condition.parse(text) for text in conditions]
     if epochs is not None:
         wanted.append(Condition(FACTS["epochs"], "<", epochs))
     if older is not None:
         ended = Column("end", lambda row: MISSING if row.run.end is None else (row.now - row.run.end).total_seconds())
         wanted.append(Condition(ended, ">", time_of(older, "--older")))
-    standing = [Condition.parse(f"status={each}") for each in statuses]
+    standing = [Condition.parse(f"status={status}") for status in statuses]
     compared = [] if by is None else [column(by)]
     judged = FACTS["best"]
-    found, rows = chosen(find_runs(root, deep=recursive), root, wanted, [FACTS["best"], *compared])
-    is_run = len(found) == 1 and found[0].run.directory == root
+    every_row, rows = chosen(find_runs(root, deep=recursive), root, wanted, [FACTS["best"], *compared])
+    is_run = len(every_row) == 1 and every_row[0].run.directory == root
     if not (is_run or wanted or standing or kept is not None):
         raise click.UsageError(
             "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"
         )
-    rows = [row for row in rows if not standing or any(each.holds(row) for each in standing)]
+    rows = [row for row in rows if not standing or any(condition.holds(row) for condition in standing)]
     if kept is not None and rows:
         address, which = better(rows, by)
         judged = judged if by is None else column(f"{which}:{address}")

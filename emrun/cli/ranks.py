@@ -78,9 +78,9 @@ def run_ranks(nproc: int, max_restarts: int = 0, *, removes: bool = False) -> in
         ended = launch(nproc, ["resume", ended.directory, "--nproc", str(nproc), *_log_options()])
         _print(ended)
     if ended.status and wants_json():
-        found = {} if ended.directory is None else run_as_json(Path(ended.directory))
+        run = {} if ended.directory is None else run_as_json(Path(ended.directory))
         status = ended.status if ended.status > 0 else 128 - ended.status
-        print_json({"status": "failed", **found, "exit_status": status, "problems": ended.problems})
+        print_json({"status": "failed", **run, "exit_status": status, "problems": ended.problems})
     if removes and ended.directory is not None:
         remove(Path(ended.directory), ended.status)
     if -ended.status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -94,7 +94,7 @@ def remove(directory: Path, status: int | None) -> None:
     The command that has started several ranks does this, when all have ended; of other ranks, the first.
     """
     if status != RunInUse.exit_status and meeting_place() is None and not is_follower():
-        from emrun.runs.own_files import others_shown, remove_run
+        from emrun.runs.run_files import others_shown, remove_run
 
         others = remove_run(directory)
         if others:

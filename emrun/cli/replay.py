@@ -41,71 +41,75 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
         from emrun.diagnosis.replay import replay as do_again
 
         with users_code():
-            found = do_again(directory, device, anomaly)
+            repeated = do_again(directory, device, anomaly)
 
-        if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
-            print_failure(found.error)
-        click.echo(hidden(in_json(_in_json(found)) if as_json else report(found)))
-    return 0 if found.reproduced else 1
+        if (
+            repeated.error is not None
+            and exit_status(repeated.error) == 1
+            and not isinstance(repeated.error, UpdateSkipped)
+        ):
+            print_failure(repeated.error)
+        click.echo(hidden(in_json(_in_json(repeated)) if as_json else report(repeated)))
+    return 0 if repeated.reproduced else 1
 
 
-def _in_json(found: Replay) -> Json:
-    capsule = found.capsule
+def _in_json(repeated: Replay) -> Json:
+    capsule = repeated.capsule
     step = capsule.step
     return {
-        "reproduced": found.reproduced,
+        "reproduced": repeated.reproduced,
         "step": {name: getattr(step, name) for name in ("stream", "train", "batch", "epoch", "iteration")},
         "then": {"error": capsule.facts["error"], "message": capsule.facts["message"]},
-        "now": found.message or None,
+        "now": repeated.message or None,
         "weights": capsule.facts["weights"],
         "random_states": capsule.facts["random_before_step"],
-        "causes": found.causes,
-        "every_example": found.is_every,
-        "possibly_more": found.is_cut,
-        "examples": found.known_as,
-        "not_finite": found.not_finite,
-        "anomaly": found.anomaly,
-        "notes": found.notes,
+        "causes": repeated.causes,
+        "every_example": repeated.is_every,
+        "possibly_more": repeated.is_cut,
+        "examples": repeated.known_as,
+        "not_finite": repeated.not_finite,
+        "anomaly": repeated.anomaly,
+        "notes": repeated.notes,
     }  # fmt: skip
 
 
-def report(found: Replay) -> str:
+def report(repeated: Replay) -> str:
     """Return the report of a replay: where the step failed, what happens now, and the causes."""
-    capsule = found.capsule
-    step = found.capsule.step
+    capsule = repeated.capsule
+    step = repeated.capsule.step
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
     lines = [
         f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after "
         f"{counted(step.epoch, 'epoch')} and {counted(step.iteration, 'iteration')}",
         f"then: {capsule.facts['error']}: {capsule.facts['message']}",
-        f"now: {found.message or 'the step succeeds'}",
+        f"now: {repeated.message or 'the step succeeds'}",
         f"weights: {capsule.facts['weights']}",
         f"random states before the step: {exact or 'none are used'}",
-        *(f"note: {note}" for note in found.notes),
-        "reproduced" if found.reproduced else "not reproduced",
-        *_causes(found),
+        *(f"note: {note}" for note in repeated.notes),
+        "reproduced" if repeated.reproduced else "not reproduced",
+        *_causes(repeated),
     ]
-    if found.anomaly is not None:
-        lines.append(f"anomaly: {found.anomaly}")
+    if repeated.anomaly is not None:
+        lines.append(f"anomaly: {repeated.anomaly}")
     parts = (part for line in lines for part in line.splitlines())
     return "\n".join("".join(char if char.isprintable() else " " for char in part) for part in parts)
 
 
-def _causes(found: Replay) -> Iterator[str]:
-    if found.is_every:
-        tried = [index for group in found.causes for index in group]
+def _causes(repeated: Replay) -> Iterator[str]:
+    if repeated.is_every:
+        tried = [index for group in repeated.causes for index in group]
         yield f"cause: each example that was tried fails alone ({_examples(tried)})"
-    elif found.causes:
-        alone = [group[0] for group in found.causes if len(group) == 1]
-        together = [group for group in found.causes if len(group) > 1]
+    elif repeated.causes:
+        alone = [group[0] for group in repeated.causes if len(group) == 1]
+        together = [group for group in repeated.causes if len(group) > 1]
         parts = [_examples(alone)] if alone else []
         parts += [f"{_examples(group)} together" for group in together]
-        yield f"cause: {'; '.join(parts)}{', possibly more' if found.is_cut else ''}"
-    for index, values in found.known_as.items():
+        yield f"cause: {'; '.join(parts)}{', possibly more' if repeated.is_cut else ''}"
+    for index, values in repeated.known_as.items():
         if values:
             yield f"example {index} has {', '.join(f'{name} {value!r:.60}' for name, value in values.items())}"
-    for name, rows in found.not_finite.items():
+    for name, rows in repeated.not_finite.items():
         yield f"source {name!r} has values that are not finite in {_examples(rows)}"
 
 

@@ -40,7 +40,7 @@ def write_report(
 
     Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
     """
-    places = [from_here(resolved(each)) for each in directories]
+    places = [from_here(resolved(directory)) for directory in directories]
 
     def find() -> Sequence[StoredRun]:
         return [run for place in places for run in _runs_in(place)]
@@ -52,11 +52,11 @@ def write_report(
     is_sweep = len(places) == 1 and len(first) > 1
     title = in_one_line(places[0].absolute().name, 80) if is_sweep else None
     passes = followed(find) if follow else [(first, False)]
-    for found, is_running in passes:
-        size = write_page(file, found, overwrites=overwrite, title=title, by=by, reloads=is_running)
-    problems = sum(len(run.problems) for run in found)
+    for runs, is_running in passes:
+        size = write_page(file, runs, overwrites=overwrite, title=title, by=by, reloads=is_running)
+    problems = sum(len(run.problems) for run in runs)
     more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""
-    click.echo(f"{file} ({counted(len(found), 'run')}, {size_of(size)}){more}")
+    click.echo(f"{file} ({counted(len(runs), 'run')}, {size_of(size)}){more}")
 
 
 def _runs_in(directory: Path) -> list[StoredRun]:
@@ -65,7 +65,7 @@ def _runs_in(directory: Path) -> list[StoredRun]:
     Raises:
         UsageError: there are none.
     """
-    found = list(find_runs(directory))
-    if not found:
+    runs = list(find_runs(directory))
+    if not runs:
         raise UsageError(f"{directory} is neither a run nor a directory with runs; emrun ls -r looks below it")
-    return found
+    return runs

@@ -35,7 +35,10 @@ def show(name: str | None, as_json: bool) -> None:
         listed = {kind: listing(kind) for kind in PLACES if name in (None, kind)}
         if as_json:
             print_json(
-                {kind: [{"name": each, "summary": text} for each, text in rows] for kind, rows in listed.items()}
+                {
+                    kind: [{"name": known_name, "summary": text} for known_name, text in rows]
+                    for kind, rows in listed.items()
+                }
             )
             return
         formatter = click.HelpFormatter(width=width(sys.stdout) or 10_000)  # in a pipe, each name has one line
@@ -49,15 +52,17 @@ def show(name: str | None, as_json: bool) -> None:
         find_user_modules()
         try:
             paths = [name] if "." in name else [dotted_path(name, kind) for kind in ("hook", "dataset", "model")]
-            path = next(filter(None, paths), None)
-            if path is None:
-                known = [*PLACES, *(each.rpartition(".")[2] for kind in PLACES for each, _ in listing(kind))]
+            paths = [path for path in paths if path]
+            if not paths:
+                known = list(PLACES)
+                for kind in PLACES:
+                    known += [dotted.rpartition(".")[2] for dotted, _ in listing(kind)]
                 raise click.UsageError(
                     f"{name!r} is not a hook, dataset, model, optimizer, schedule or "
                     f"metric{did_you_mean(name, known)} (`emrun show` lists them)"
                 )
             with terminal_log(quiet=True), users_code():
-                text = explained(path, locate(path))
+                text = explained(paths[0], locate(paths[0]))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
     if as_json:

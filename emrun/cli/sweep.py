@@ -96,10 +96,16 @@ def sweep(
         search = _search(trials)
     except ArgumentError as error:
         raise ConfigError(Problem(_place(loaded, error.argument), f"sweep.{error.argument}", error.message)) from error
-    command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
+    command = [
+        "train",
+        str(config),
+        *(override for override in overrides if not override.lstrip("~").startswith("sweep")),
+    ]
     place = str(Problem(_place(loaded, "objective"), "sweep.objective", ""))
     if dry_run:
         return _print_commands(trials, search, command, place, as_json=as_json)
+
+    # the trials
     ending = None
     if not shows_status:
         with only_json():
@@ -108,6 +114,8 @@ def sweep(
             print_error(ending.text.strip())
             tell_json(UsageError(ending.text.strip()), 2)
             return 2
+
+    # their results
     experiments = _known(trials, search)
     if ending is not None:
         so_far()["exit_status"] = ending.exit_status
@@ -121,7 +129,8 @@ def _settings(loaded: Config) -> Sweep:
     if section is not None and not isinstance(section.value, dict | None):
         check_statically(loaded)
     try:
-        return Sweep(**((section and section.plain()) or {}))
+        arguments_ = None if section is None else section.plain()
+        return Sweep(**(arguments_ or {}))
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise
@@ -138,12 +147,14 @@ def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[A
     if not parameters and settings.runs_per_experiment == 1:
         raise UsageError("nothing to try: give -p 'KEY=[VALUE, ...]', sweep.parameters in the config, or --repeats")
     if settings.is_grid:
-        for each in parameters:
-            if each.span is not None and each.span.step is None:
-                place = each.positions[0][each.name]
+        for parameter in parameters:
+            if parameter.span is not None and parameter.span.step is None:
+                place = parameter.positions[0][parameter.name]
                 message = "a grid needs a list, or a range with step; for other ranges set sweep.method: random or tpe"
-                raise ConfigError(Problem(place, each.name, message))
-        counts = [len(each.choices) if each.span is None else each.span.count for each in parameters]
+                raise ConfigError(Problem(place, parameter.name, message))
+        counts = [
+            len(parameter.choices) if parameter.span is None else parameter.span.count for parameter in parameters
+        ]
         if (runs := math.prod(counts) * settings.runs_per_experiment) > _MOST_RUNS:
             raise UsageError(
                 f"the grid has {runs:,} runs, repeats and folds included; at most {_MOST_RUNS:,} are tried; "
@@ -174,8 +185,8 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
         raise UsageError(f"--dry-run: {settings.method} chooses by the results, so there are no commands yet")
     threads = threads_per_job(settings.jobs)
     before = "" if threads is None else f"{THREADS}={threads} "
-    every = (trial for experiment in planned(trials, settings, search) for trial in experiment.trials)
-    missing = [trial for trial in every if result_of(trial, settings).status not in DONE]
+    planned_trials = (trial for experiment in planned(trials, settings, search) for trial in experiment.trials)
+    missing = [trial for trial in planned_trials if result_of(trial, settings).status not in DONE]
     if settings.objective is not None and missing:
         import_torch()
         from emrun.diagnosis.tryout import build_apart
@@ -185,15 +196,18 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
         check_objective(training, settings.objective, place)
     left = [command_of(command, replace(trial, directory=from_here(trial.directory))) for trial in missing]
     if as_json:
-        print_json({"commands": [["emrun", *each] for each in left]})
+        print_json({"commands": [["emrun", *words] for words in left]})
         return 0
-    for each in left:
-        click.echo(f"{before}emrun {shlex.join(each)}")
+    for words in left:
+        click.echo(f"{before}emrun {shlex.join(words)}")
     return 0
 
 
 def _run(trials: Trials, search: Search | None, command: Sequence[str], place: str) -> Ending:
-    first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
+    first = {
+        parameter.name: parameter.values[0] if parameter.span is None else parameter.span.low
+        for parameter in trials.parameters
+    }
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
 
     def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
@@ -224,8 +238,8 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
     import emrun.training.create
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
 
-    for each in configs:
-        Plan.with_evaluations(each)
+    for config in configs:
+        Plan.with_evaluations(config)
     keep_sources()  # those that the trials have, whatever happens to the files
     return Jobs(main, COMMAND, settings.devices, share=share_of(settings.jobs)), threads
 
@@ -233,22 +247,25 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
 def _known(trials: Trials, search: Search | None) -> list[Ranked]:
     """Return the experiments of the sweep, best first, with the results of their trials."""
     is_planned = trials.settings.method in ("grid", "random")
-    again = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
-    experiments = planned(trials, trials.settings, again) if is_planned else trials.known()
-    found = [(each, [result_of(trial, trials.settings, trials.code) for trial in each.trials]) for each in experiments]
-    return ranked(found, trials.settings)
+    fresh = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
+    experiments = planned(trials, trials.settings, fresh) if is_planned else trials.known()
+    results = [
+        (experiment, [result_of(trial, trials.settings, trials.code) for trial in experiment.trials])
+        for experiment in experiments
+    ]
+    return ranked(results, trials.settings)
 
 
 def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> None:
     settings = trials.settings
-    other = [each for _, results in experiments for each in results if each.changed]
-    if other:
+    changed = [result for _, results in experiments for result in results if result.changed]
+    if changed:
         print_error(
-            f"warning: {counted(len(other), 'trial')} of other code than there is now (changed: "
-            f"{listed(_changed(other))}); delete their directories to train them again"
+            f"warning: {counted(len(changed), 'trial')} of other code than there is now (changed: "
+            f"{listed(_changed(changed))}); delete their directories to train them again"
         )
     if as_json:
-        rows = [as_dict(*each, trials.parameters) for each in experiments]
+        rows = [as_dict(*experiment, trials.parameters) for experiment in experiments]
         whole = {
             "directory": str(from_here(trials.directory)),
             "objective": settings.objective,
@@ -256,20 +273,22 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
         }
         print_json({**so_far(), **whole, "experiments": rows})
         return
-    names = last_parts([each.name for each in trials.parameters])
+
+    # a table with a row for each experiment
+    names = last_parts([parameter.name for parameter in trials.parameters])
     several = settings.runs_per_experiment > 1
     lines = []
     for experiment, results in experiments:
-        shown = [each.shown(experiment.values[each.name]) for each in trials.parameters]
+        shown = [parameter.shown(experiment.values[parameter.name]) for parameter in trials.parameters]
         row = [*zip(names, shown, strict=True), ("status", _standing(results))]
-        found = summary_of(each.value for each in results)
+        totals = summary_of(result.value for result in results)
         if settings.objective is not None:
-            row.append((settings.objective, _short(found["mean"])))
+            row.append((settings.objective, _short(totals["mean"])))
         if settings.objective is not None and several:
-            interval = f"± {_short(found['interval'])}" if found["interval"] else ""  # equal values do not tell it
-            count = f"{found['count']} of {len(results)}"
-            row += [("std", _short(found["deviation"])), ("95 % interval", interval), ("runs", count)]
-        if other:
+            interval = f"± {_short(totals['interval'])}" if totals["interval"] else ""  # equal values do not tell it
+            count = f"{totals['count']} of {len(results)}"
+            row += [("std", _short(totals["deviation"])), ("95 % interval", interval), ("runs", count)]
+        if changed:
             row.append(("changed code", ", ".join(_changed(results))))
         if not several:
             row.append((f"trial in {from_here(trials.directory)}", experiment.trials[0].directory.name))
@@ -280,13 +299,15 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
 
 def _changed(results: Sequence[Result]) -> list[str]:
     """Return the modules whose code has changed since one of the trials was trained."""
-    return list(dict.fromkeys(name for each in results for name in each.changed or ()))
+    return list(dict.fromkeys(name for result in results for name in result.changed or ()))
 
 
 def _standing(results: Sequence[Result]) -> str:
     """Return how the trials of an experiment stand: `finished`, or `finished 2, failed 1`."""
-    counts = Counter(each.status for each in results)
-    return ", ".join(counts if len(counts) == 1 else (f"{status} {count}" for status, count in counts.items()))
+    counts = Counter(result.status for result in results)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{status} {count}" for status, count in counts.items())
 
 
 def _short(value: float | None) -> str:
@@ -297,11 +318,11 @@ def _end(ending: Ending, experiments: Sequence[Ranked]) -> int:
     """Say how to continue a sweep that is not done, and return the exit status."""
     if ending.text:
         print_error(ending.text.strip())
-    every = [each for _, results in experiments for each in results]
-    left = [each for each in every if each.status not in DONE]
+    every_result = [result for _, results in experiments for result in results]
+    left = [result for result in every_result if result.status not in DONE]
     if left:
         again = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
-        print_error(f"{len(every) - len(left)} of {len(every)} trials done\n{again}")
+        print_error(f"{len(every_result) - len(left)} of {len(every_result)} trials done\n{again}")
     if ending.signal_number is not None:
         end_by_signal(ending.signal_number)
     return ending.exit_status

@@ -18,7 +18,7 @@ from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.failures import print_error
 from emrun.cli.output import plain, table
 from emrun.runs.finding import find_run, followed
-from emrun.runs.records import RUN, Records
+from emrun.runs.run_table import RUN, RunTable
 
 _MOST_ROWS = 10_000  # of a table, which is made in memory
 
@@ -53,23 +53,23 @@ def trace(
     With --follow, the columns of CSV are those of the first rows. If a resume takes the run back, the rows that come
     again are printed again. Steps come when up to 1,000 of them are complete, or with the end of their epoch.
     """
-    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
+    names = dict(_renamed(text) for option in keys for text in option.split(",") if text.strip())
     if follow:
         if len(runs) > 1 or kind == "table" or list_keys:
             raise click.UsageError("--follow prints the rows of one run as csv, tsv or jsonl")
         _follow(runs[0], (steps, streams, variables), names, kind)
         return
-    found = Records(_named([find_run(expanded(each)) for each in runs]), steps, streams, variables)
+    recorded = RunTable(_named([find_run(expanded(directory)) for directory in runs]), steps, streams, variables)
     if names:
-        found.check_keys(list(names.values()))
-        names = names if len(found.runs) == 1 or RUN in names.values() else {RUN: RUN, **names}
+        recorded.check_keys(list(names.values()))
+        names = names if len(recorded.runs) == 1 or RUN in names.values() else {RUN: RUN, **names}
     else:
-        names = {key: key for key in found.keys()}  # noqa: SIM118 - not a mapping
+        names = {key: key for key in recorded.keys()}  # noqa: SIM118 - not a mapping
     if list_keys:
         click.echo("\n".join(in_one_line(name) for name in names))
     else:
-        _print(found.rows(list(names.values())), names, kind)
-    for name, run in found.runs.items():
+        _print(recorded.rows(list(names.values())), names, kind)
+    for name, run in recorded.runs.items():
         for problem in run.problems:
             print_error(f"warning: {in_one_line(name)}: {in_one_line(problem)}")
 
@@ -80,11 +80,11 @@ def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind:
     printed = 0
     has_begun = False
     for (run,), is_running in followed(lambda: [find_run(place)]):
-        if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):
+        if is_running and next(RunTable({"": run}, asked[0]).rows([]), None) is None:
             continue  # nothing is recorded yet
-        found = Records({"": run}, *asked)
-        names = names or {key: key for key in found.keys()}  # noqa: SIM118 - not a mapping
-        rows = list(found.rows(list(names.values())))
+        recorded = RunTable({"": run}, *asked)
+        names = names or {key: key for key in recorded.keys()}  # noqa: SIM118 - not a mapping
+        rows = list(recorded.rows(list(names.values())))
         printed = printed if printed <= len(rows) else 0
         _print(rows[printed:], names, kind, with_heading=not has_begun)
         sys.stdout.flush()
@@ -105,9 +105,9 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _print(
-    found: Iterable[Mapping[str, Any]], names: Mapping[str, str], kind: str, *, with_heading: bool = True
+    rows_of_runs: Iterable[Mapping[str, Any]], names: Mapping[str, str], kind: str, *, with_heading: bool = True
 ) -> None:
-    rows = ({new: row[old] for new, old in names.items() if old in row} for row in found)
+    rows = ({new: row[old] for new, old in names.items() if old in row} for row in rows_of_runs)
     if kind == "jsonl":
         for row in rows:
             click.echo(json.dumps(plain(row)))

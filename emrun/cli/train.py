@@ -97,6 +97,7 @@ def train(
         raise click.UsageError("--auto-resume needs --output-dir, the run directory that the same command resumes")
     ignore_early_requests()
 
+    # the config
     loaded = load_config(config, overrides)
     sweep = click.get_current_context().obj  # in the process of a trial, its `TrialChecks`
     if sweep is None:
@@ -105,7 +106,8 @@ def train(
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
 
-    output_dir = output_dir and resolved(output_dir)
+    # the run directory
+    output_dir = None if output_dir is None else resolved(output_dir)
     resumed = output_dir if auto_resume else None
     check_outside(output_dir or output_root / loaded.name)
     if output_dir is not None and resumed is None and not is_follower():
@@ -118,6 +120,8 @@ def train(
 
     if resumed is not None and is_resumed:
         return _go_on(resumed, loaded)
+
+    # the training
     if sweep is None and is_begun(config) and not is_follower() and not click.get_current_context().params["quiet"]:
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
         print_error(f"{config} is a run; a new run begins with its config ({how})")
@@ -151,12 +155,10 @@ def _show_parameters(training: Training) -> None:
     """Print a table of the parameters of the module, with --verbose."""
     from emrun.diagnosis.model_facts import parameters
 
-    if (
-        click.get_current_context().meta.get(VERBOSE)
-        and not is_follower()
-        and (rows := list(parameters(training.model)))
-    ):
-        print_error(parameters_table(rows))
+    if click.get_current_context().meta.get(VERBOSE) and not is_follower():
+        rows = list(parameters(training.model))
+        if rows:
+            print_error(parameters_table(rows))
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:
@@ -206,7 +208,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
         raise
     except BaseException as error:  # the user's code may also have called sys.exit
         with last_words(error) as go_on_to_rest:
-            so_far().update(run_as_json(training.output_dir, training) if wants_json() else {})
+            if wants_json():
+                so_far().update(run_as_json(training.output_dir, training))
             located = training.located(error)
             status = fail(located, has_log=keeps)
             sweep = click.get_current_context().obj
@@ -221,19 +224,25 @@ def run(training: Training, *, keeps: bool = True) -> int:
                 _tell_what_survived(training, shown, error)
         return status
 
+    # what the run has reached
     kind = locate("emrun.hooks.LogVariables")
-    logged = [each.variables for each in training.main_loop.hooks if isinstance(each, kind)]
-    variables = None if None in logged or not logged else [name for names in logged for name in names]
+    logged = [hook.variables for hook in training.main_loop.hooks if isinstance(hook, kind)]
+    variables = None
+    if logged and None not in logged:
+        variables = [name for names in logged for name in names]
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
-    lines = [*filter(None, [summary(training.main_loop.metrics, variables)])]
+    statistics = summary(training.main_loop.metrics, variables)
+    lines = [statistics] if statistics else []
     if outcome.status == "finished" and not is_quiet:
-        from emrun.cli.last_lines import last_lines  # so that no start waits for the page of a run
+        from emrun.cli.closing_lines import closing_lines  # so that no start waits for the page of a run
 
-        lines += last_lines(training, str(outcome.reason), keeps=keeps)
+        lines += closing_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
     if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
         print_json({**run_as_json(training.output_dir, training), "exit_status": outcome.exit_status})
+
+    # how it has ended
     if outcome.warning is not None and not is_follower():
         print_error(f"warning: {outcome.warning}")
     if outcome.status == "interrupted":
@@ -251,7 +260,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:
-    loop, directory = training.main_loop, training.output_dir
+    loop = training.main_loop
+    directory = training.output_dir
     done = progress(loop.training_epochs_done, loop.iterations_done)
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
@@ -273,7 +283,7 @@ def _with_free_output_dir(arguments: Sequence[str], directory: Path) -> list[str
     """Return arguments of the command with an --output-dir that does not exist yet, if they have this option."""
     others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
     free = str(next(path for path in others if not path.exists()))
-    words = [f"--output-dir={free}" if each.startswith("--output-dir=") else each for each in arguments]
+    words = [f"--output-dir={free}" if word.startswith("--output-dir=") else word for word in arguments]
     if "--output-dir" in words:
         words[words.index("--output-dir") + 1] = free
     return words

@@ -67,7 +67,7 @@ def verify_resume(
 
         try:
             with unwound_by_sigterm(), _bar() as tell:
-                found = verify(
+                report = verify(
                     config,
                     overrides,
                     kill=kill,
@@ -83,10 +83,10 @@ def verify_resume(
                 return error.exit_status
             raise
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _show(found)
-    return 0 if found["exact"] else 1
+        _show(report)
+    return 0 if report["exact"] else 1
 
 
 def _numbers(text: str) -> list[int]:
@@ -112,17 +112,17 @@ def _bar() -> Iterator[Callable[[int, int], object]]:
         yield tell
 
 
-def _show(found: Json) -> None:
-    rows = found["rows"]
+def _show(report: Json) -> None:
+    rows = report["rows"]
     click.echo(table(map(_cells, rows), ["interrupted at", "iteration", "by", "resumed at", "result"]))
     for cause in dict.fromkeys(row["likely_cause"] for row in rows if row["likely_cause"]):
         click.echo(f"\nlikely cause: {cause}")
-    for note in found["notes"]:
+    for note in report["notes"]:
         click.echo(f"\nnote: {note}")
-    if found["exact"]:
+    if report["exact"]:
         count = len({(row["interrupted_at"], row["iteration"]) for row in rows})
         how = "exact" if all(row["rounding"] is None for row in rows) else "equal up to rounding"
-        click.echo(f"\n{how}: interrupted at {counted(count, 'point')}, compared {found['iterations']} iterations")
+        click.echo(f"\n{how}: interrupted at {counted(count, 'point')}, compared {report['iterations']} iterations")
     elif rows[0]["interrupted_at"] is None:
         click.echo("\nnot exact: two runs without an interruption differ too")
     else:

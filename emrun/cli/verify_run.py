@@ -41,16 +41,18 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
         import_torch()
         from emrun.diagnosis.run_verification import verify_run as verify
 
-        found = verify(run, list(overrides))
+        report = verify(run, list(overrides))
     if as_json:
-        print_json(found)
-        return 0 if found["same"] else 1
-    lines = [table([list(each.values()) for each in found["rows"]], ["part", "result", ""])]
-    for severity, texts in found["differences"].items():
-        lines += [f"\n{severity}:", *(f"  {each}" for each in texts)] if texts else []
-    lines += [f"\nnote: {each}" for each in found["notes"]]
-    lines += [f"\nlikely cause: {found['cause']}"] if found["cause"] else []
-    has_compared = found["same"] or found["cause"]
-    verdict = f"the run {'gives' if found['same'] else 'does not give'} what it recorded"
+        print_json(report)
+        return 0 if report["same"] else 1
+    lines = [table([list(row.values()) for row in report["rows"]], ["part", "result", ""])]
+    for severity, texts in report["differences"].items():
+        if texts:
+            lines += [f"\n{severity}:", *(f"  {text}" for text in texts)]
+    lines += [f"\nnote: {note}" for note in report["notes"]]
+    if report["cause"]:
+        lines.append(f"\nlikely cause: {report['cause']}")
+    has_compared = report["same"] or report["cause"]
+    verdict = f"the run {'gives' if report['same'] else 'does not give'} what it recorded"
     click.echo(hidden("\n".join([*lines, f"\n{verdict if has_compared else 'nothing could be compared'}"])))
-    return 0 if found["same"] else 1
+    return 0 if report["same"] else 1

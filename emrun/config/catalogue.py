@@ -48,9 +48,12 @@ def listing(kind: str) -> list[tuple[str, str]]:
     named = {name: _sources().find(path).__doc__ or "" for name, path in _named(kind).items() if name != _BASE}
     rows = [(name, text.partition("\n")[0]) for name, text in named.items()]
     one = _OF_NAMES.get(kind, "")
-    for each, paths in plugins(one).items():
-        is_hidden = normalised(each) in map(normalised, built_ins(one)) or len(paths) > 1
-        rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * is_hidden}"))
+    for plugin, paths in plugins(one).items():
+        is_hidden = normalised(plugin) in map(normalised, built_ins(one)) or len(paths) > 1
+        text = " or ".join(paths)
+        if is_hidden:
+            text += ", by its dotted path only"
+        rows.append((plugin, text))
     return rows
 
 
@@ -61,16 +64,17 @@ def explanation(name: str) -> str | None:
         name: as a listing has it, without regard to case and underscores; of a metric also its last part.
     """
     for kind, place in PLACES.items():
-        for own, path in _named(kind).items():
-            if normalised(name) in {normalised(each) for each in (own, path, own.rpartition(".")[2])}:
+        for config_name, path in _named(kind).items():
+            spellings = (config_name, path, config_name.rpartition(".")[2])
+            if normalised(name) in map(normalised, spellings):
                 is_of_torch = path.startswith("torch.")
                 return _OF_TORCH.format(path, place) if is_of_torch else explained(path, _sources().find(path))
     return None
 
 
-def explained(path: str, found: Any) -> str:
+def explained(path: str, target: Any) -> str:
     """Return the docstring of what a dotted path names."""
-    return inspect.cleandoc(found.__doc__ or f"{path} has no docstring")
+    return inspect.cleandoc(target.__doc__ or f"{path} has no docstring")
 
 
 def _named(kind: str) -> Mapping[str, str]:
@@ -82,17 +86,17 @@ def _named(kind: str) -> Mapping[str, str]:
         bound = module.bound.items() if module is not None else ()
         functions = [name for name, (first, *_) in bound if isinstance(first, ast.FunctionDef) and name[0] != "_"]
         return {f"{_METRICS}.{name}": f"{_METRICS}.{name}" for name in functions}
-    homes = {each: package for package in _PACKAGES[kind] for each in _sources().classes(package) or ()}
-    return {each: f"{package}.{each}" for each, package in homes.items() if each not in _NOT_USABLE}
+    homes = {name: package for package in _PACKAGES[kind] for name in _sources().classes(package) or ()}
+    return {name: f"{package}.{name}" for name, package in homes.items() if name not in _NOT_USABLE}
 
 
 def argument_texts(source: Any) -> Mapping[str, str]:
     """Return name -> description of the arguments in the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     classes = inspect.getmro(source) if inspect.isclass(source) else ()
-    for each in classes:
-        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
+    for ancestor in classes:
+        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(ancestor.__doc__ or ""), re.MULTILINE)
         entries = re.split(r"^ {4}(\w+)(?: \(.*\))?:", section[1] if section else "", flags=re.MULTILINE)
         for name, text in zip(entries[1::2], entries[2::2], strict=True):
-            found.setdefault(name, " ".join(text.split()))
-    return found
+            texts.setdefault(name, " ".join(text.split()))
+    return texts

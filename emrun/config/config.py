@@ -105,11 +105,11 @@ class Config(Mapping[str, Any]):
         Raises:
             ConfigError: an override cannot be applied.
         """
-        config = self.overridden([each for each in overrides if stream_of_eval(each) is not None])
+        config = self.overridden([text for text in overrides if stream_of_eval(text) is not None])
         section = config.root.get("eval", stream)
         if section is not None and mapping_in(section):
             config = config.with_root(merge(config.root, section))
-        return config.overridden([each for each in overrides if stream_of_eval(each) is None])
+        return config.overridden([text for text in overrides if stream_of_eval(text) is None])
 
     def without(self, *sections: str) -> Config:
         """Return the config without sections that it may have."""
@@ -195,7 +195,7 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
     except OSError as error:
         if is_timeout(error):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {name or path}: {TIMED_OUT}") from error
-        others = [each.name for each in path.parent.glob("*.y*ml")] if isinstance(error, FileNotFoundError) else ()
+        others = [file.name for file in path.parent.glob("*.y*ml")] if isinstance(error, FileNotFoundError) else ()
         raise refused(f"cannot be read: {error.strerror}{did_you_mean(path.name, others)}") from error
     if len(content) > _MAX_BYTES:
         raise refused(f"is larger than {_MAX_BYTES} bytes")
@@ -228,7 +228,7 @@ def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Pa
     for name in names:
         other = _extended_file(name, path)
         if other in readers:
-            circle = " -> ".join(str(from_here(each)) for each in (*readers[readers.index(other) :], other))
+            circle = " -> ".join(str(from_here(reader)) for reader in (*readers[readers.index(other) :], other))
             raise name.error(f"{name.value} extends itself: {circle}", "extends", "config.extends")
         if len(readers) > _MAX_EXTENDS:
             raise name.error(
@@ -249,17 +249,17 @@ def _over(below: Node, node: Node) -> Node:
     Raises:
         ConfigError: it replaces the list of hooks by a mapping, or a list or a mapping by nothing.
     """
-    for key, own in node.value.items():
+    for key, replacement in node.value.items():
         old = below.get(key)
-        if key == "hooks" and mapping_in(own) and list_in(old):
+        if key == "hooks" and mapping_in(replacement) and list_in(old):
             how = "to change an argument of one hook only, write ${vars.NAME} as its value there, and set it here"
             message = f"must be a list, which replaces the list of the extended file; {how}"
-            raise own.error(message, key, "config.extends")
+            raise replacement.error(message, key, "config.extends")
         lost = mapping_in(old) or list_in(old)
-        if own.is_empty and lost:
+        if replacement.is_empty and lost:
             how = f"to drop them, write {type(lost)()}, or else remove the key"
             message = f"is empty, which drops {len(lost)} entries of the extended file; {how}"
-            raise own.error(message, key, "config.extends")
+            raise replacement.error(message, key, "config.extends")
     return merge(below, node)
 
 
@@ -272,5 +272,5 @@ def _extended_file(name: Node, path: Path) -> Path:
         return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
     except (OSError, RuntimeError, ValueError) as error:  # a missing file; a cycle of links; a null byte
         missing = path.parent / expanded(name.value)
-        near = did_you_mean(missing.name, [each.name for each in missing.parent.glob("*.yaml")])
+        near = did_you_mean(missing.name, [file.name for file in missing.parent.glob("*.yaml")])
         raise name.error(f"there is no file {str(missing)!r}{near}", "extends", "config.extends") from error

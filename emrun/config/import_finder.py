@@ -39,8 +39,10 @@ class Imported:
         """Return the names of the classes that a package defines, None where only an import of it could find them."""
         return [
             name
-            for name, each in vars(importlib.import_module(package)).items()
-            if inspect.isclass(each) and not name.startswith("_") and f"{each.__module__}.".startswith(f"{package}.")
+            for name, member in vars(importlib.import_module(package)).items()
+            if inspect.isclass(member)
+            and not name.startswith("_")
+            and f"{member.__module__}.".startswith(f"{package}.")
         ]
 
     def parameters(self, target: Any) -> Parameters | None:
@@ -83,7 +85,7 @@ def _called(target: Any) -> str:
 def _names_of(dataset: type) -> set[str]:
     """Return the names that the code of a class and its bases uses, except the code of `AbstractDataset`."""
     classes = [cls for cls in dataset.__mro__ if _called(cls) != "emrun.dataset.AbstractDataset"]
-    functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
+    functions = [member for cls in classes for member in vars(cls).values() if inspect.isfunction(member)]
     return {name for function in functions for name in _names_in(function.__code__)}
 
 
@@ -102,21 +104,21 @@ def locate(path: str) -> Any:
         BaseException: the error that importing the module raises.
     """
     parts = parts_of(path)
-    found: Any = None
+    target: Any = None
     for index, part in enumerate(parts):
-        if found is not None and hasattr(found, part):
-            found = getattr(found, part)
+        if target is not None and hasattr(target, part):
+            target = getattr(target, part)
             continue
-        if found is not None and not inspect.ismodule(found):
-            raise _missing(found, part, path)
+        if target is not None and not inspect.ismodule(target):
+            raise _missing(target, part, path)
         module = ".".join(parts[: index + 1])
         try:
-            found = importlib.import_module(module)
+            target = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module exists, but a module that it imports does not
-            raise (NoModule(module) if found is None else _missing(found, part, path)) from error
-    return found
+            raise (NoModule(module) if target is None else _missing(target, part, path)) from error
+    return target
 
 
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow", "cv2": "opencv-python", "yaml": "PyYAML"}
@@ -136,7 +138,7 @@ def instead_of(error: ModuleNotFoundError) -> str:
     """Return that a module is not installed, and what to install or to write instead."""
     top = str(error.name).partition(".")[0]
     place = traceback.extract_tb(error.__traceback__)[-1]
-    near = sure(top, [each.stem for each in Path(place.filename).parent.glob("*.py")])
+    near = sure(top, [file.stem for file in Path(place.filename).parent.glob("*.py")])
     advice = f": pip install {_PACKAGES.get(top, top)}; or, if it is a module of yours, put it beside the others"
     return f"not installed{f'; did you mean {near!r}?' if near else advice}"
 

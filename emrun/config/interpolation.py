@@ -33,8 +33,8 @@ def unread_vars(config: Node) -> list[str]:
     Args:
         config: the config before interpolation.
     """
-    own = [each for each in unread_values(config) if each[1].position.source == config.position.source]
-    return [f"${{{name_of(path)}}} is never used ({node.key_position})" for path, node in own]
+    unread = [entry for entry in unread_values(config) if entry[1].position.source == config.position.source]
+    return [f"${{{name_of(path)}}} is never used ({node.key_position})" for path, node in unread]
 
 
 def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
@@ -53,7 +53,7 @@ def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
             free.append((path, node))
     for path, node in free:
         name = f"{name_of(path)}."
-        is_named = any(f"{each}.".startswith(name) or name.startswith(f"{each}.") for each in names)
+        is_named = any(f"{reference}.".startswith(name) or name.startswith(f"{reference}.") for reference in names)
         if not is_named and (node.position not in copied or not node.position.line):
             yield path, node
 
@@ -83,11 +83,11 @@ class _Interpolation:
             return node
         whole = _INTERPOLATION.fullmatch(node.value)
         if whole and whole["name"] is not None:
-            found = self._named(whole["name"], node, active, depth)
+            target = self._named(whole["name"], node, active, depth)
             is_read = whole["name"].startswith("env:") and self._reads_environment
             if is_read:
-                found = replace(found, value=read_scalar(found.value), text=found.value)
-            return replace(found, position=node.position, key=node.key)
+                target = replace(target, value=read_scalar(target.value), text=target.value)
+            return replace(target, position=node.position, key=node.key)
         return self._text(node, active, depth)
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
@@ -99,14 +99,14 @@ class _Interpolation:
                 return "${"
             if match["name"] is None:
                 raise node.error("'${' has no closing '}'; write '$${' for a literal '${'", code="config.interpolation")
-            found = self._named(match["name"], node, active, depth)
-            if isinstance(found.value, dict | list):
+            target = self._named(match["name"], node, active, depth)
+            if isinstance(target.value, dict | list):
                 raise node.error(
                     f"{match.group()} is a mapping or a list, which cannot be part of a string",
                     code="config.interpolation",
                 )
-            parts.append(found)
-            return str(found.value)
+            parts.append(target)
+            return str(target.value)
 
         value = _INTERPOLATION.sub(text, node.value)
         spelling = node.value if any(part.spelling is not None for part in parts) else None
@@ -120,18 +120,18 @@ class _Interpolation:
             circle = " -> ".join((*active[active.index(name) :], name))
             raise node.error(f"${{{name}}} refers to itself: {circle}", code="config.interpolation")
         active = (*active, name)
-        found = self._root
+        target = self._root
         for part in name.split("."):
-            if isinstance(found.value, str):
-                found = self.of(found, active, depth + 1)
-            children = found.children()
+            if isinstance(target.value, str):
+                target = self.of(target, active, depth + 1)
+            children = target.children()
             if part not in children:
                 raise node.error(
                     f"${{{name}}} does not exist: there is no key {part!r}{did_you_mean(part, children)}",
                     code="config.interpolation",
                 )
-            found = children[part]
-        return self.of(found, active, depth + 1)
+            target = children[part]
+        return self.of(target, active, depth + 1)
 
 
 def _environment(name: str, node: Node) -> Node:

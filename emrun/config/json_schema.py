@@ -80,11 +80,11 @@ def _typed(*kinds: str) -> Schema:
 
 
 def _of_hint(hint: Any) -> Schema:
-    allowed = [schema for each in alternatives(hint) for schema in _schemas(*each)]
+    allowed = [schema for alternative in alternatives(hint) for schema in _schemas(*alternative)]
     if not all(allowed):
         return _ANYTHING
-    kinds = [kind for each in allowed if list(each) == ["type"] for kind in each["type"]]
-    others = [each for each in allowed if "enum" in each or not set(kinds).issuperset(each["type"])]
+    kinds = [kind for schema in allowed if list(schema) == ["type"] for kind in schema["type"]]
+    others = [schema for schema in allowed if "enum" in schema or not set(kinds).issuperset(schema["type"])]
     inner: Schema = others.pop() if len(others) == 1 and "enum" not in others[0] else {}
     rest = {**inner, **_typed(*inner.get("type", ()), *kinds, "object"), **_ANYTHING}
     return {"anyOf": [*others, rest]} if others else rest
@@ -94,7 +94,7 @@ def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
     """Return the schemas of an alternative of a hint; an empty schema allows any value."""
     match sort:
         case "literal":
-            choices = [each for each in arguments if isinstance(each, _WRITTEN)]
+            choices = [choice for choice in arguments if isinstance(choice, _WRITTEN)]
             return [{"enum": choices}] if choices else []
         case "scalar":
             return [{"type": [_TYPES[kind]]}]
@@ -103,11 +103,11 @@ def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
         case "mapping":
             return [{"type": ["object"]}]
         case "tuple":
-            items = [_of_hint(each) for each in arguments]
+            items = [_of_hint(argument) for argument in arguments]
             return [{"type": ["array"], "prefixItems": items, "minItems": len(items), "maxItems": len(items)}]
         case "sequence":
             array = {"type": ["array"], "items": _of_hint(arguments[0]) if arguments else _ANYTHING}
-            return [array, *([{"type": ["string"]}] if inspect.isabstract(kind) else [])]
+            return [array, {"type": ["string"]}] if inspect.isabstract(kind) else [array]
         case "no text":
             return [{"type": list(_NOT_TEXT)}]
     return [{}]
@@ -200,26 +200,29 @@ class _Writer:
         name = "-".join((f"form.{form.package}", *form.keys))
         if name not in self._definitions:
             self._definitions[name] = {}  # stops recursion while the schema is being written
-            own = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
+            keys = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
             calls: dict[str, str] = {}
-            packages = [each for each in (form.built_in, form.package) if each]
-            for path in [f"{package}.{each}" for package in packages for each in self._sources.classes(package) or ()]:
+            packages = [home for home in (form.built_in, form.package) if home]
+            paths = [f"{home}.{class_name}" for home in packages for class_name in self._sources.classes(home) or ()]
+            for path in paths:
                 source = self._find(path)
                 if getattr(source, "__bases__", (object,)) != (object,):  # otherwise it is the base of the others
-                    each = path.rpartition(".")[2]
-                    calls[each] = "-".join((path, *form.keys))
-                    self._definitions[calls[each]] = self._arguments(source, own, form=form)
+                    class_name = path.rpartition(".")[2]
+                    calls[class_name] = "-".join((path, *form.keys))
+                    self._definitions[calls[class_name]] = self._arguments(source, keys, form=form)
             names = _class(calls) if form.package else _DOTTED
-            properties = {**own, "class": names, "import": _IMPORT}
+            properties = {**keys, "class": names, "import": _IMPORT}
             self._definitions[name] = {"properties": properties, **_cases(calls), "items": _reference(name)}
         return _reference(name)
 
-    def _arguments(self, source: Any, own: Schema, supplied: Iterable[str] = (), form: Form | None = None) -> Schema:
+    def _arguments(
+        self, source: Any, more_keys: Schema, supplied: Iterable[str] = (), form: Form | None = None
+    ) -> Schema:
         """Return the schema of the arguments of a class.
 
         Args:
             source: the class, None when it cannot be read.
-            own: the schemas of more keys that are allowed.
+            more_keys: the schemas of more keys that are allowed.
             supplied: the arguments that emrun supplies.
             form: the form whose class it is, if any.
         """
@@ -232,13 +235,17 @@ class _Writer:
             hidden += [form.shared] if is_by_name else parameters.by_position(form.supplied)
         texts = argument_texts(source)
         properties = {
-            each.name: {**self._argument(each), **_described(texts.get(each.name, "")), **_default(each.default)}
-            for each in parameters.named.values()
-            if each.name not in hidden and each.kind is not each.POSITIONAL_ONLY
+            parameter.name: {
+                **self._argument(parameter),
+                **_described(texts.get(parameter.name, "")),
+                **_default(parameter.default),
+            }
+            for parameter in parameters.named.values()
+            if parameter.name not in hidden and parameter.kind is not parameter.POSITIONAL_ONLY
         }
         if form is not None and form.shared:
             properties = _referring(properties, self._form(replace(form, keys=(), built_in=""))["$ref"])
-        return {"properties": {**properties, **own}, "additionalProperties": parameters.takes_any}
+        return {"properties": {**properties, **more_keys}, "additionalProperties": parameters.takes_any}
 
     def _argument(self, parameter: inspect.Parameter) -> Schema:
         form = form_in(parameter.annotation) if parameter.default is not UNREAD else None

@@ -39,11 +39,11 @@ def advice() -> Mapping[str, Mapping[str, str]]:
     """Return the advice of `other_names.toml`: `hook`, `key`, `schedule` or `precision` -> name -> advice."""
     import tomllib  # only mistakes need it
 
-    found: dict[str, dict[str, str]] = {}
+    by_kind: dict[str, dict[str, str]] = {}
     for entry in tomllib.loads(_OTHERS.read_text(encoding="utf-8"))["advice"]:
         for kind in entry.keys() - {"text"}:
-            found.setdefault(kind, {}).update(dict.fromkeys(entry[kind].split(), entry["text"]))
-    return found
+            by_kind.setdefault(kind, {}).update(dict.fromkeys(entry[kind].split(), entry["text"]))
+    return by_kind
 
 
 def is_supplied(name: str, key: str) -> str:
@@ -79,7 +79,7 @@ class NoModule(NotThere):
     def __init__(self, module: str) -> None:
         self.module = module
         entries = list(Path.cwd().iterdir()) if "." not in module else []
-        near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
+        near = did_you_mean(module, [entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir()])
         where = "looked for in the current directory, then among installed packages"
         more = "" if near else _extra_with(module) or "; to look in another folder, set code_directory"
         super().__init__(f"no module {module!r}{near} ({where}{more})")
@@ -89,8 +89,11 @@ def _extra_with(module: str) -> str | None:
     """Return how to install a package that an extra of emrun has, or None for any other name."""
     from importlib.metadata import requires
 
-    found = (re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", each) for each in requires("emrun") or ())
-    return next((f"; pip install 'emrun[{each[1]}]'" for each in found if each), None)
+    for requirement in requires("emrun") or ():
+        match = re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", requirement)
+        if match is not None:
+            return f"; pip install 'emrun[{match[1]}]'"
+    return None
 
 
 def built_ins(kind: str) -> Mapping[str, str]:
@@ -101,8 +104,8 @@ def built_ins(kind: str) -> Mapping[str, str]:
     """
     if kind not in ("hook", "dataset"):
         return _MODELS if kind == "model" else {}
-    found = sorted((module, name) for name, module in homes(_HOUSE / f"{kind}s" / "__init__.pyi").items())
-    return {name: f"{module}.{name}" for module, name in found if module.startswith(f"emrun.{kind}s.")}
+    modules = sorted((module, name) for name, module in homes(_HOUSE / f"{kind}s" / "__init__.pyi").items())
+    return {name: f"{module}.{name}" for module, name in modules if module.startswith(f"emrun.{kind}s.")}
 
 
 def plugins(kind: str) -> dict[str, list[str]]:
@@ -119,13 +122,13 @@ def _plugins(kind: str, places: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the classes of a kind in the packages that are found by `sys.path`."""
     from importlib.metadata import entry_points
 
-    found: dict[str, tuple[str, list[str]]] = {}
+    classes: dict[str, tuple[str, list[str]]] = {}
     for entry in entry_points(group=f"emrun.{kind}s"):
         path = entry.value.partition("[")[0].strip().replace(":", ".")
-        _, paths = found.setdefault(normalised(entry.name), (entry.name, []))
+        _, paths = classes.setdefault(normalised(entry.name), (entry.name, []))
         if path not in paths:
             paths.append(path)
-    return dict(found.values())
+    return dict(classes.values())
 
 
 def dotted_path(name: str, kind: str) -> str | None:
@@ -134,9 +137,10 @@ def dotted_path(name: str, kind: str) -> str | None:
     Raises:
         NotThere: several packages provide the name.
     """
-    if own := [path for each, path in built_ins(kind).items() if normalised(each) == normalised(name)]:
-        return own[0]
-    paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
+    for short, path in built_ins(kind).items():
+        if normalised(short) == normalised(name):
+            return path
+    paths = next((paths for short, paths in plugins(kind).items() if normalised(short) == normalised(name)), [])
     if len(paths) > 1:
         raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write one of these dotted paths")
     return paths[0] if paths else None
@@ -156,8 +160,8 @@ def same_class(one: Any, other: Any) -> bool:
     last = dotted.rpartition(".")[2]
     if "." not in dotted or dotted.startswith(("emrun.", "torch.optim.")):
         return normalised(last) == normalised(short)
-    found = (entry for kind in _KINDS for entry in plugins(kind).items())
-    return any(normalised(name) == normalised(short) and paths == [dotted] for name, paths in found)
+    installed_classes = (entry for kind in _KINDS for entry in plugins(kind).items())
+    return any(normalised(name) == normalised(short) and paths == [dotted] for name, paths in installed_classes)
 
 
 def short_names(kind: str, *, installed: bool = True) -> list[str]:
@@ -201,7 +205,7 @@ def beside_config(error: NotThere, source: str) -> str:
 def _file_of(module: str, folder: Path) -> Path | None:
     """Return the file of a module in a folder, None when the folder does not have the module."""
     files = (folder / f"{module}.py", folder / module / "__init__.py")
-    return next((each for each in files if os.path.isfile(each)), None)  # noqa: PTH113 - never raises
+    return next((file for file in files if os.path.isfile(file)), None)  # noqa: PTH113 - never raises
 
 
 def _hidden(module: str) -> tuple[Path, str] | None:
@@ -236,14 +240,15 @@ def no_member(path: str, owner: str, file: str | None, name: str, members: Itera
     """
     hidden = _hidden(path.partition(".")[0])
     if hidden is not None:
-        own, where = hidden
-        own = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
+        users_file, where = hidden
+        users_file = users_file.relative_to(Path.cwd()) if users_file.is_relative_to(Path.cwd()) else users_file
         return NotThere(
-            f"{path}: {own} is hidden by the module of the same name {where}, which has no {name!r}; rename {own}"
+            f"{path}: {users_file} is hidden by the module of the same name {where}, which has no {name!r}; "
+            f"rename {users_file}"
         )
     if owner == "__main__":
         return NotThere(
             f"{path}: only the script or notebook that made it has {name!r}; move {name} to a module of yours"
         )
-    near = did_you_mean(name, [each for each in members if not each.startswith("_")])
+    near = did_you_mean(name, [member for member in members if not member.startswith("_")])
     return NotThere(f"{path}: {owner}{f' (found at {file})' if file else ''} has no {name!r}{near}")

@@ -33,15 +33,15 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
     """
     tree = config.root
     if not above:
-        return {**{name: name in _DEEPER for name in SECTIONS}, **_there(tree)}
+        return {**{name: name in _DEEPER for name in SECTIONS}, **_keys_in(tree)}
     find_user_modules(*code_directories(tree))
     planner = Planner(Unimported())
     if above[0] == "hooks":
         entries = map(hook_entry, hook_entries(tree))
-        there = {str(name): arguments for name, arguments in entries if name is not None}
+        hooks = {str(name): arguments for name, arguments in entries if name is not None}
         if len(above) == 1:
-            return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
-        node = there.get(above[1])
+            return dict.fromkeys(filter(_WRITTEN.fullmatch, [*hooks, *short_names("hook", installed=False)]), True)
+        node = hooks.get(above[1])
         planner.hook(above[1], node, tree, f"hooks.{above[1]}")
         node = None if node is None else node.get(*above[2:])
     else:
@@ -49,7 +49,10 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
         planner.config(tree, (), {**others, "hooks": ()})
         node = tree.get(*above)
     arguments = [name for key, name in planner.places if re.sub(r"\[(\d+)\]", r".\1", key).split(".") == list(above)]
-    return {**dict.fromkeys(sorted(arguments), False), **(_there(node) if node is not None else {})}
+    keys = dict.fromkeys(sorted(arguments), False)
+    if node is not None:
+        keys |= _keys_in(node)
+    return keys
 
 
 def streams_of(config: Config) -> list[str]:
@@ -57,10 +60,11 @@ def streams_of(config: Config) -> list[str]:
     find_user_modules(*code_directories(config.root))
     finder = Unimported()
     recipe = Planner(finder).section(config.root.get("dataset"), "dataset")
-    return list((recipe and finder.streams(recipe.target)) or ())
+    streams = finder.streams(recipe.target) if recipe is not None else None
+    return list(streams or ())
 
 
-def _there(node: Node) -> dict[str, bool]:
+def _keys_in(node: Node) -> dict[str, bool]:
     """Return the keys of a mapping, or the indices of a list, that are in the config."""
     named = {key: isinstance(child.value, dict | list) for key, child in node.children().items()}
     return {key: is_deeper for key, is_deeper in named.items() if _WRITTEN.fullmatch(key)}

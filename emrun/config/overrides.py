@@ -231,8 +231,8 @@ def stream_of_eval(text: str) -> str | None:
     Returns:
         None if it changes another section; an empty text if it sets or deletes the whole section `eval`.
     """
-    found = re.match(r"~?eval(?:\.([^.=\[]+))?(?=[.=\[]|$)", text)
-    return (found[1] or "") if found else None
+    match = re.match(r"~?eval(?:\.([^.=\[]+))?(?=[.=\[]|$)", text)
+    return (match[1] or "") if match else None
 
 
 def check_streams_of_eval(overrides: Sequence[str], streams: Sequence[str]) -> None:
@@ -262,7 +262,7 @@ def hooks_at(path: Sequence[str], names: Sequence[str]) -> tuple[list[int], str,
         return [int(first)], first, rest[len(parts) :] if rest[: len(parts)] == parts else rest
     for length in range(len(path), 0, -1):
         name = ".".join(path[:length])
-        if indices := [index for index, each in enumerate(names) if is_hook(name, each)]:
+        if indices := [index for index, listed_name in enumerate(names) if is_hook(name, listed_name)]:
             return indices, name, [*path[length:]]
     length = next((index for index, part in enumerate(path) if part[:1].isupper()), 0) + 1
     return [], ".".join(path[:length]), [*path[length:]]
@@ -281,12 +281,12 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         after: the config with the overrides.
         unread: sections in which an unchanged copy does not matter.
     """
-    there = _by_position(before)
-    left = _by_position(after)
+    copies_before = _by_position(before)
+    copies_after = _by_position(after)
     reported: list[tuple[Any, ...]] = []
     for path, node, _ in before.places():
-        copies = there.get(node.position, {})
-        same = left.get(node.position, {})
+        copies = copies_before.get(node.position, {})
+        same = copies_after.get(node.position, {})
         kept = [other for other in copies if other in same and other[0] not in unread]
         is_below = any(path[: len(other)] == other for other in reported)
         is_there = after.get(*path[:-1]) is not None  # otherwise the mapping around the value was deleted too
@@ -327,11 +327,12 @@ def in_name(overrides: Sequence[str], most: int = 36) -> str:
             r"(?i)(key|token|secret|password)[^=]*=|=.*([\[{@$]|://)", f"{last}={value}"
         ):
             parts[key] = re.sub(r"[^\w.=+-]+", "-", shown, flags=re.ASCII)[:_LONGEST_PART].strip("-.")
-    found = ""
-    for part in filter(None, parts.values()):
-        longer = f"{found}_{part}" if found else part
-        found = longer if len(longer) <= most else found
-    return found
+    name = ""
+    for part in parts.values():
+        longer = f"{name}_{part}" if name else part
+        if part and len(longer) <= most:
+            name = longer
+    return name
 
 
 def _by_position(tree: Node) -> dict[Position, dict[tuple[Any, ...], Position]]:

@@ -64,14 +64,16 @@ class Plan:
         """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
-        for stream in (None, *(each for each in mapping_in(config.root.get("eval")) if isinstance(each, str))):
+        for stream in (None, *(name for name in mapping_in(config.root.get("eval")) if isinstance(name, str))):
             laid_over = config if stream is None else config.overlaid(stream)
             try:
                 plans.append(cls.of(laid_over, finder))
             except ConfigError as error:
                 known = list(map(_spot, problems))
-                new = [each for each in error.problems if _spot(each) not in known]
-                problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
+                new = [problem for problem in error.problems if _spot(problem) not in known]
+                if stream:
+                    new = [replace(problem, key=f"eval.{stream}.{problem.key}") for problem in new]
+                problems += new
         problems = problems or plans[0]._without_optimizer()
         if problems:
             raise ConfigError(problems)
@@ -153,7 +155,10 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
     Raises:
         ConfigError: the config has mistakes.
     """
-    (Plan.with_evaluations if evaluations else Plan.of)(config, Unimported())
+    if evaluations:
+        Plan.with_evaluations(config, Unimported())
+    else:
+        Plan.of(config, Unimported())
 
 
 def with_statistics(config: Config) -> Config:
@@ -165,7 +170,7 @@ def with_statistics(config: Config) -> Config:
     hooks = config.root.get("hooks")
     model = config.root.get("model", "class")
     entries = [] if hooks is None or hooks.value is None else hooks.value
-    is_plain = model is None or any(same_class(model.value, each) for each in (DEFAULT_MODEL, "Ensemble", "Sequence"))
+    is_plain = model is None or any(same_class(model.value, name) for name in (DEFAULT_MODEL, "Ensemble", "Sequence"))
     if not (is_plain and isinstance(entries, list)) or _lists(entries, "ComputeStats"):
         return config
     changed = replace(hooks or Node(None, ADDED, ADDED), value=[Node("ComputeStats", ADDED), *entries])
@@ -184,7 +189,7 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
     That where a run was started, which the config of the run has, must be there only for a module that was not found.
     """
     node = config.get("code_directory")
-    if node is None or all(os.path.isdir(each) for each in code_directories(config)):  # noqa: PTH112 - never raises
+    if node is None or all(os.path.isdir(folder) for folder in code_directories(config)):  # noqa: PTH112 - never raises
         return []
     if not lacks_module and os.path.isfile(Path(node.position.source).with_name("trace.yaml")):  # noqa: PTH113
         return []
@@ -221,12 +226,12 @@ def _lists(entries: Sequence[Node], hook: str) -> bool:
 
 def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem]:
     """Return a problem for each stream of the main loop that the dataset's class does not have."""
-    there = finder.streams(dataset)
-    if there is None:
+    streams = finder.streams(dataset)
+    if streams is None:
         return []
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
     return [
         Problem(node.position, "main_loop", text, "config.unknown-stream")
         for name, node in named_streams(config)
-        if name not in there and (text := f"{kind} has no stream {name!r}{meant_of(name, there)}")
+        if name not in streams and (text := f"{kind} has no stream {name!r}{meant_of(name, streams)}")
     ]

@@ -125,14 +125,15 @@ class Planner:
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; an entry that `check_hooks` reports becomes None."""
-        found: list[Any] = []
+        recipes: list[Any] = []
         index = 0  # in the list as it was given
         for entry in entries:
             name, arguments = hook_entry(entry)
             is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
-            found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
-            index += entry.position != ADDED
-        return found
+            recipes.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
+            if entry.position != ADDED:
+                index += 1
+        return recipes
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
@@ -188,6 +189,8 @@ class Planner:
             if form is not None and isinstance(child.value, str) and sure(str(name), ["class"]):
                 self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
                 return None
+
+        # a mapping of values or of forms
         has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
         may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
         if isinstance(node.value, dict) and may_be_forms:
@@ -195,6 +198,8 @@ class Planner:
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
+
+        # a value where only a form can be
         if form is not None and node.value is not None:
             name = node.value if isinstance(node.value, str) and node.value.isidentifier() else "NAME"
             how = (
@@ -220,6 +225,7 @@ class Planner:
         form: Form | None = None,
         outer: Form | None = None,
     ) -> Recipe | None:
+        # the class or the function that is called, or the object that is imported
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
             self._problem(
@@ -235,6 +241,8 @@ class Planner:
         if refusal is not None:
             self._problem(node.value["class"], key, refusal, "config.wrong-class")
             return None
+
+        # the keys of the form apart from the arguments
         parameters = None if is_import else self._finder.parameters(target)
         named = parameters.named if parameters is not None else {}
         if outer is not None and outer.shared in named:
@@ -255,10 +263,16 @@ class Planner:
                     "delete",
                 )
             return Recipe(target, node, key, True, form=form, options=options)
+
+        # the positional arguments, those that emrun supplies among them
         args = rest.pop("args", None)
-        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
-        if args is not None and given is None:
-            self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
+        given: list[Node] | None = []
+        if args is not None:
+            given = args.value
+            if not isinstance(given, list):
+                given = None
+                message = f"{args.shown()!r} is not a list of positional arguments"
+                self._problem(args, f"{key}.args", message, "config.type")
         first = form.supplied if form else 0
         hidden = supplied
         inner = None
@@ -273,8 +287,13 @@ class Planner:
             inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
+
+        # the arguments against the signature, and the defaults that the config leaves
         what = "class" if isinstance(target, type) else "function"
-        is_value = not kind and key != "model.module" if form is None else what == "function" and "inputs" in form.keys
+        if form is None:
+            is_value = not kind and key != "model.module"
+        else:
+            is_value = what == "function" and "inputs" in form.keys
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, itself=what if is_value else "",
@@ -289,7 +308,7 @@ class Planner:
         ]
 
         takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
-        is_told = any((each.key, each.code) == (key, "config.supplied-key") for each in self.problems)
+        is_told = any((problem.key, problem.code) == (key, "config.supplied-key") for problem in self.problems)
         for name in sorted(takes & {"model", "dataset"}):
             if takes_text(named[name]) and not is_told:
                 other = "" if kind else f", or write {key}.{name}: TEXT"
@@ -301,8 +320,8 @@ class Planner:
                 )
 
         def hint(name: str) -> Any:
-            found = parameters.hint(name) if parameters is not None else None
-            return None if found is UNREAD and is_known else found
+            annotation = parameters.hint(name) if parameters is not None else None
+            return None if annotation is UNREAD and is_known else annotation
 
         return Recipe(
             target,
@@ -348,9 +367,9 @@ class Planner:
                 return None
             if form.built_in:
                 homes |= dict.fromkeys(self._finder.classes(form.built_in) or (), form.built_in)
-            for each, home in homes.items():
-                if normalised(each) == normalised(text):
-                    return f"{home}.{each}"
+            for class_name, home in homes.items():
+                if normalised(class_name) == normalised(text):
+                    return f"{home}.{class_name}"
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
             names = sorted(homes.keys() - _BASES)

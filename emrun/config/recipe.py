@@ -64,7 +64,9 @@ class Recipe:
 
     def wants(self, name: str) -> bool:
         """Return whether this recipe, or one below it, takes an argument that emrun supplies."""
-        return name in self.takes or any(each.wants(name) for each in _recipes((self.args, self.kwargs, self.options)))
+        return name in self.takes or any(
+            recipe.wants(name) for recipe in _recipes((self.args, self.kwargs, self.options))
+        )
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target; an error gets the position of the call in the config.
@@ -84,7 +86,7 @@ class Recipe:
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
         if getattr(type(made), "_set_by_init", None) not in (None, *getattr(made, "__dict__", ())):
-            base = next(each.__name__ for each in type(made).__mro__ if each.__module__.startswith("emrun."))
+            base = next(cls.__name__ for cls in type(made).__mro__ if cls.__module__.startswith("emrun."))
             raise ConfigError(
                 Problem(
                     self.node.key_position,
@@ -98,19 +100,19 @@ class Recipe:
     def problem(self, error: ArgumentError) -> Problem:
         """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""
         keys = re.sub(r"\[(\d+)\]", r".\1", error.argument).split(".")
-        found = [self.node.get(*keys[:count]) for count in range(len(keys), 0, -1)]  # the last may be a default
-        node = next((each for each in found if each is not None), None)
+        nodes = [self.node.get(*keys[:count]) for count in range(len(keys), 0, -1)]  # the last may be a default
+        node = next((candidate for candidate in nodes if candidate is not None), None)
         position = node.position if node else self.node.key_position
         key = f"{self.key}.{error.argument}"
         fix = error.fix
-        if found[0] is None and fix.startswith("set "):
+        if nodes[0] is None and fix.startswith("set "):
             fix = f"override {key}={fix.removeprefix('set ')}"
         return Problem(position, key, error.message, error.code, fix)
 
     def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
         """Return the problem when an error is about an unknown argument that only `**kwargs` accepted, else None."""
-        found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
-        name = next(filter(None, found.groups()), "") if found is not None else ""
+        match = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+        name = next(filter(None, match.groups()), "") if match is not None else ""
         node = self.node.get(name)
         if node is None or name not in kwargs:
             return None
@@ -118,7 +120,7 @@ class Recipe:
         named = list(parameters.named) if parameters is not None else []
         if name in named:
             return None
-        hint = did_you_mean(name, [each for each in named if each not in self.takes])
+        hint = did_you_mean(name, [option for option in named if option not in self.takes])
         return Problem(node.key_position, self.key, f"unknown argument {name!r}{hint} ({error})", "config.unknown-key")
 
 

@@ -85,7 +85,7 @@ def check_main_loop(section: Node | None, main_loop: Parameters | None, name: st
         return
     policy = section.get("on_incorrect_config")
     lenient = policy is not None and policy.value in ("warn", "ignore")
-    allowed = [each for each in main_loop.named if each not in SUPPLIED_TO_LOOP]
+    allowed = [option for option in main_loop.named if option not in SUPPLIED_TO_LOOP]
     for key, node in section.value.items():
         if key in allowed:
             if node.is_form:

@@ -57,7 +57,7 @@ def takes_text(parameter: inspect.Parameter) -> bool:
 
 def takes_keywords(signature: inspect.Signature) -> bool:
     """Return whether a signature has `**kwargs`."""
-    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
 class Share(IntEnum):
@@ -101,13 +101,13 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     first = receivers[0][1]
     for _, signature, share in receivers:
         default = None if share is Share.ALL else UNREAD
-        for each in signature.parameters.values():
-            if share is not Share.NONE and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-                typed = each.replace(annotation=hints.get(each.name))
-                behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the function before may set it
-                named.setdefault(each.name, typed if signature is first else behind)
+        for parameter in signature.parameters.values():
+            if share is not Share.NONE and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                typed = parameter.replace(annotation=hints.get(parameter.name))
+                behind = typed.replace(kind=parameter.KEYWORD_ONLY, default=default)  # the function before may set it
+                named.setdefault(parameter.name, typed if signature is first else behind)
     last = [signature for _, signature, share in receivers if share is Share.ALL][-1]
-    takes_more = any(each.kind is each.VAR_POSITIONAL for each in first.parameters.values())
+    takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in first.parameters.values())
     return Parameters(named, takes_keywords(last), takes_more, hints)
 
 
@@ -150,9 +150,11 @@ def _construction(target: type) -> Iterator[_Method]:
 
     A `__new__` that only inspects the arguments, such as the one of hooks, is left out.
     """
-    news = (each for each in _methods(target, "__new__") if not getattr(each[1], "only_looks", False))
+    news = (method for method in _methods(target, "__new__") if not getattr(method[1], "only_looks", False))
     owner, function, _ = new = next(news)
-    yield from (each for each in (next(_methods(type(target), "__call__")), new) if inspect.isfunction(each[1]))
+    for method in (next(_methods(type(target), "__call__")), new):
+        if inspect.isfunction(method[1]):
+            yield method
     first, *others = _methods(target, "__init__")
     is_c = first[0] is object and owner is not object and not inspect.isfunction(function)
     yield from ((object, owner, 0) if is_c else first, *others)
@@ -161,11 +163,11 @@ def _construction(target: type) -> Iterator[_Method]:
 def _methods(cls: type, name: str) -> Iterator[_Method]:
     """Yield the functions with a name in a class and its bases."""
     for owner in cls.__mro__:
-        found = vars(owner).get(name)
-        function = getattr(found, "__func__", found)
+        member = vars(owner).get(name)
+        function = getattr(member, "__func__", member)
         if inspect.isroutine(function) or isinstance(function, _CACHED):
-            yield owner, function, int(not isinstance(found, staticmethod) or name == "__new__")
-        elif found is not None:
+            yield owner, function, int(not isinstance(member, staticmethod) or name == "__new__")
+        elif member is not None:
             yield owner, anything, 0
 
 
@@ -218,7 +220,7 @@ def _in_source(function: FunctionType) -> Share:
     try:
         text = inspect.getsource(function.__code__)
         nodes = ast.walk(ast.parse(f"if True:\n{text}" if text[:1].isspace() else text))
-        definition = next((each for each in nodes if isinstance(each, ast.FunctionDef)), None)
+        definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
     except (OSError, TypeError, SyntaxError, ValueError):  # e.g. defined in an interactive session
         definition = None
     if definition is None or definition.name != function.__code__.co_name:  # or the file has changed since the import
@@ -228,9 +230,9 @@ def _in_source(function: FunctionType) -> Share:
 
 def _hints(functions: Sequence[Any]) -> dict[str, Any]:
     """Return name -> type of the parameters of functions; the first function with a type for a name counts."""
-    found: dict[str, Any] = {}
+    types_by_name: dict[str, Any] = {}
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():
-            if name not in found:
-                found[name] = evaluated(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
-    return found
+            if name not in types_by_name:
+                types_by_name[name] = evaluated(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+    return types_by_name

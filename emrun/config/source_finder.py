@@ -54,9 +54,9 @@ _BASES: dict[str, type] = {
 """Base classes that are not read from files -> their stand-ins; `more=UNREAD` means that there are more members."""
 _TYPES: dict[str, Any] = {
     **{
-        f"{home.__name__}.{name}": each
+        f"{home.__name__}.{name}": member
         for home in (builtins, typing, collections.abc, emrun.base.types)
-        for name, each in vars(home).items()
+        for name, member in vars(home).items()
     },
     **{path: _class_of(path) for path in ("torch.Tensor", "torch.device", "torch.dtype", "numpy.ndarray")},
     **_BASES,
@@ -64,7 +64,7 @@ _TYPES: dict[str, Any] = {
     "os.PathLike": os.PathLike,
 }
 _MARKS = (Form, Units, AtLeast)  # what a type may call
-_NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
+_NO_BASES = frozenset(cls for cls in _TYPES.values() if isinstance(cls, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
 _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal
 _MAKES_NO_STREAM = frozenset(("property", "staticmethod", "classmethod"))
@@ -75,7 +75,7 @@ class Unimported(Imported):
 
     def __init__(self) -> None:
         self._modules = SourceModules()
-        self._found = dict(_TYPES)
+        self._stand_ins = dict(_TYPES)
 
     def find(self, path: str) -> Any:
         """Return a stand-in for the object that a dotted path names, None where only an import could find it.
@@ -84,11 +84,11 @@ class Unimported(Imported):
             LookupError: the object does not exist.
         """
         parts_of(path)
-        found = self._lookup(path)
-        if isinstance(found, LookupError) and not (isinstance(found, NoModule) and self._modules.may_find_more):
-            raise found
-        if isinstance(found, type | FunctionType):
-            return found
+        target = self._lookup(path)
+        if isinstance(target, LookupError) and not (isinstance(target, NoModule) and self._modules.may_find_more):
+            raise target
+        if isinstance(target, type | FunctionType):
+            return target
         return anything if path.startswith(f"{TORCH}.") else None  # its parameters are unknown, but none is a `Factory`
 
     def classes(self, package: str) -> list[str] | None:
@@ -105,9 +105,9 @@ class Unimported(Imported):
 
     def parameters(self, target: Any) -> Parameters | None:
         """Return the parameters of a class or function."""
-        found = super().parameters(target)
+        parameters = super().parameters(target)
         is_known = target is anything or target.__module__.startswith(f"{TORCH}.")
-        return found if found is None or is_known else replace(found, unknown=UNREAD)
+        return parameters if parameters is None or is_known else replace(parameters, unknown=UNREAD)
 
     def refusal(self, target: Any, kind: str) -> str | None:
         """Return why a class cannot be a `dataset`, `model` or `hook`, None when it can or that is not known."""
@@ -115,18 +115,18 @@ class Unimported(Imported):
 
     def streams(self, target: Any) -> list[str] | None:
         """Return the streams of a dataset's class, None when only a built dataset shows its streams."""
-        members = [each for base in getattr(target, "__mro__", ()) for each in vars(base).values()]
-        return None if any(each is UNREAD for each in members) else super().streams(target)
+        members = [member for base in getattr(target, "__mro__", ()) for member in vars(base).values()]
+        return None if any(member is UNREAD for member in members) else super().streams(target)
 
     # Names
 
     def _lookup(self, path: str) -> Any:
         """Return what a dotted path names: a stand-in, an expression with its module, a `LookupError`, or None."""
-        if path not in self._found:
-            self._found[path] = None  # stops cycles: a class as its own base, an import cycle
+        if path not in self._stand_ins:
+            self._stand_ins[path] = None  # stops cycles: a class as its own base, an import cycle
             with contextlib.suppress(TypeError, ValueError, SyntaxError, RecursionError):  # not literal, or not Python
-                self._found[path] = self._member(path)
-        return self._found[path]
+                self._stand_ins[path] = self._member(path)
+        return self._stand_ins[path]
 
     def _member(self, path: str) -> Any:
         module: SourceModule | None = None
@@ -156,8 +156,8 @@ class Unimported(Imported):
         match bound:
             case [str() as imported]:
                 named = imported if name in module.bound else f"{imported}.{name}"
-                found = self._lookup(".".join((named, *rest)))
-                return None if isinstance(found, LookupError) else found
+                target = self._lookup(".".join((named, *rest)))
+                return None if isinstance(target, LookupError) else target
             case [ast.ClassDef(decorator_list=[], keywords=[]) as definition] if not rest:
                 return self._class(module, definition)
             case [ast.FunctionDef(decorator_list=[]) as definition] if not rest:
@@ -201,7 +201,7 @@ class Unimported(Imported):
                 case _ if not name.startswith("__"):
                     value = property() if all(map(_makes_no_stream, bound)) else _value(bound)
                     others[name] = anything if name in EVENTS else value
-        bases = [self._base(each, module) for each in definition.bases]
+        bases = [self._base(expression, module) for expression in definition.bases]
         body = [ast.Expr(ast.Constant(ast.get_docstring(definition, clean=False))), *methods.values()]
         base = ast.Starred(ast.Name("bases", ast.Load()), ast.Load())
         made: type = _made(ast.ClassDef(definition.name, [base], [], body, []), module, bases=bases)
@@ -214,16 +214,18 @@ class Unimported(Imported):
 
     def _base(self, expression: ast.expr, module: SourceModule) -> type:
         named = expression.value if isinstance(expression, ast.Subscript) else expression
-        found = self._lookup(self._path(named, module))
-        if not isinstance(found, type) or found in _NO_BASES:
+        base = self._lookup(self._path(named, module))
+        if not isinstance(base, type) or base in _NO_BASES:
             raise TypeError("not a class, or not readable")
-        return found
+        return base
 
     def _annotated(self, function: FunctionType, definition: ast.FunctionDef, module: SourceModule) -> FunctionType:
         """Return a function with the types that its annotations stand for."""
         arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
         function.__annotations__ = {
-            each.arg: self._hint(each.annotation, module) for each in arguments if each.annotation is not None
+            argument.arg: self._hint(argument.annotation, module)
+            for argument in arguments
+            if argument.annotation is not None
         }
         return function
 
@@ -249,27 +251,28 @@ class Unimported(Imported):
             case ast.Constant(value=value) if value is None or value is ...:
                 return value
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                if any(isinstance(getattr(each, "value", None), str) for each in (left, right)):
+                if any(isinstance(getattr(side, "value", None), str) for side in (left, right)):
                     raise TypeError("a string has no operator |")
                 return self._type(left, module) | self._type(right, module)
             case ast.Call(func=called, args=args, keywords=keywords) if (mark := self._type(called, module)) in _MARKS:
                 return mark(
-                    *map(ast.literal_eval, args), **{str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                    *map(ast.literal_eval, args),
+                    **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords},
                 )
             case ast.Subscript(value=owner, slice=index):
                 outer = self._type(owner, module)
                 if outer is typing.Literal:
                     return outer[ast.literal_eval(index)]
                 if isinstance(index, ast.Tuple):
-                    return outer[tuple(self._type(each, module) for each in index.elts)]
+                    return outer[tuple(self._type(part, module) for part in index.elts)]
                 return outer[self._type(index, module)]
         match self._lookup(self._path(expression, module)):
             case (other, alias) if not isinstance(alias, ast.Constant):
                 return self._type(alias, other)
             case None | tuple() | LookupError() | FunctionType():
                 raise TypeError("not a type, or not readable")
-            case found:
-                return found
+            case target:
+                return target
 
 
 def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **names: Any) -> Any:
@@ -290,8 +293,8 @@ def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **na
 def _literal(function: ast.FunctionDef) -> ast.FunctionDef:
     """Return a function with `UNREAD` instead of defaults that are not literal."""
     for defaults in (function.args.defaults, function.args.kw_defaults):
-        for index, each in enumerate(defaults):
-            if each is not None and _value([each]) is UNREAD:
+        for index, default in enumerate(defaults):
+            if default is not None and _value([default]) is UNREAD:
                 defaults[index] = ast.Name("UNREAD", ast.Load())
     return function
 
@@ -308,6 +311,6 @@ def _value(bound: Sequence[Any]) -> Any:
 def _makes_no_stream(bound: Binding) -> bool:
     """Return whether the decorators of a method, such as `@property`, show that it adds no stream to a dataset."""
     decorators = getattr(bound, "decorator_list", None) or [None]
-    names = [each.value if isinstance(each, ast.Attribute) else each for each in decorators]  # `@size.setter`
-    own = getattr(bound, "name", None)
-    return all(isinstance(each, ast.Name) and each.id in {*_MAKES_NO_STREAM, own} for each in names)
+    names = [node.value if isinstance(node, ast.Attribute) else node for node in decorators]  # `@size.setter`
+    property_name = getattr(bound, "name", None)
+    return all(isinstance(node, ast.Name) and node.id in {*_MAKES_NO_STREAM, property_name} for node in names)

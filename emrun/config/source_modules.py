@@ -91,6 +91,8 @@ class SourceModules:
             return None
         if spec is None:
             raise NoModule(name)
+
+        # the names that its statements bind
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         module = SourceModule(name, file, spec.submodule_search_locations, {})
         if name == TORCH or (spec.origin is None and module.folders):  # torch is large, and its names come from C
@@ -110,20 +112,22 @@ class SourceModules:
             names = node.names if isinstance(node, ast.Global) else []
             if isinstance(node, ast.NamedExpr):
                 names = [node.target.id]
-            for each in names:
-                module.bound.setdefault(each, []).append(None)
+            for bound_name in names:
+                module.bound.setdefault(bound_name, []).append(None)
         if not self.may_find_more and not _is_installed(top):
-            self.may_find_more = any(each in _IMPORTERS or not _is_installed(each) for each in _imported(tree, top))
+            self.may_find_more = any(
+                top_level in _IMPORTERS or not _is_installed(top_level) for top_level in _imported(tree, top)
+            )
         return None if "*" in module.bound or _REWRITES.search(text) else module
 
 
-def _imported(tree: ast.Module, own: str) -> Iterator[str]:
-    """Yield the top-level names of all imports in a module; `own` is the top-level name of the module itself."""
+def _imported(tree: ast.Module, this_module: str) -> Iterator[str]:
+    """Yield the top-level names of all imports in a module; `this_module` is that of the module itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield own if node.level else str(node.module).partition(".")[0]
+            yield this_module if node.level else str(node.module).partition(".")[0]
 
 
 def _is_installed(top: str) -> bool:
@@ -142,12 +146,12 @@ def bound_in(body: Iterable[ast.stmt], package: str = "") -> dict[str, list[Bind
     Raises:
         ImportError: a relative import leads beyond the top-level package.
     """
-    found: dict[str, list[Binding]] = {}
+    bound: dict[str, list[Binding]] = {}
     for statement in body:
         for name, what in _bindings(statement, package):
-            if what is None or what not in found.setdefault(name, []):
-                found.setdefault(name, []).append(what)
-    return found
+            if what is None or what not in bound.setdefault(name, []):
+                bound.setdefault(name, []).append(what)
+    return bound
 
 
 def _bindings(statement: ast.stmt, package: str) -> Iterator[tuple[str, Binding]]:

@@ -44,6 +44,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         name: the name of the parameter, for advice.
     """
     value = node.value
+
+    # values with units, and with a least value
     units = _mark_in(hint, Units)
     if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
@@ -54,11 +56,15 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     limit = _mark_in(hint, AtLeast)
     if limit is not None and type(value) in (int, float) and value < limit.minimum:
         return f"must be at least {limit.minimum}, not {value!r}"
+
+    # the type
     meant = (BOOLEANS | _QUOTED).get(value.lower()) if isinstance(value, str) else None
     if meant is not None and _wants_boolean(value, hint, default):
         return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
+
+    # what to write instead
     of_items = [inner[0] for sort, _, inner in alternatives(hint) if sort == "sequence" and inner]
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     advice = instead(str(value), name)
@@ -67,7 +73,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     elif isinstance(value, str) and not takes_text and type(read_scalar(value)) in (int, float):
         how = "; write the number without quotes"
     elif isinstance(value, str):
-        literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
+        literals = [literal for sort, _, values in alternatives(hint) if sort == "literal" for literal in values]
         how = did_you_mean(value, map(str, literals))
     elif type(value) in (int, float, bool) and takes_text:
         how = _in_quotes(node)
@@ -82,8 +88,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
 def with_texts(node: Node, hint: Any) -> Node:
     """Return a value with texts of the environment, instead of what they are in YAML, where only a text is allowed."""
     if isinstance(node.value, dict | list):
-        sort = "mapping" if isinstance(node.value, dict) else "sequence"
-        inner = next((each[2][-1] for each in alternatives(hint) if each[0] == sort and each[2]), None)
+        wanted = "mapping" if isinstance(node.value, dict) else "sequence"
+        inner = next((values[-1] for sort, _, values in alternatives(hint) if sort == wanted and values), None)
         return replace(node, value=of_each(node.value, lambda child: with_texts(child, inner)))
     is_text = node.text is not None and any(kind is str for _, kind, _ in alternatives(hint))
     return replace(node, value=node.text) if is_text and not _accepts(node, hint) else node
@@ -98,10 +104,10 @@ def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
 
 def _in_quotes(node: Node) -> str:
     """Return how to write a text that is a number in YAML: in a shell, the quotes themselves are quoted."""
-    found = re.fullmatch(r"override ['\"](.+?)=(.*)['\"]", node.position.source)
-    if found is None or node.position.line:
+    match = re.fullmatch(r"override ['\"](.+?)=(.*)['\"]", node.position.source)
+    if match is None or node.position.line:
         return "; write it in quotes"
-    quoted = f'{found[1]}="{found[2]}"'
+    quoted = f'{match[1]}="{match[2]}"'
     return f"; write {shlex.quote(quoted)}"
 
 
@@ -126,8 +132,8 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     sort = "anything"
     if origin is typing.Annotated or origin in (typing.Union, types.UnionType):
         hints = arguments[:1] if origin is typing.Annotated else arguments
-        for each in hints:
-            yield from alternatives(each)
+        for inner in hints:
+            yield from alternatives(inner)
         return
     if origin is typing.Literal:
         sort = "literal"
@@ -147,14 +153,14 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 
 def _accepts(node: Node, hint: Any) -> bool:
-    return node.is_form or any(_is_one(node.value, *each) for each in alternatives(hint))
+    return node.is_form or any(_is_one(node.value, *alternative) for alternative in alternatives(hint))
 
 
 def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> bool:
     """Return whether an alternative of a hint allows a value."""
     match sort:
         case "literal":
-            return any(value == each and type(value) is type(each) for each in arguments)
+            return any(value == allowed and type(value) is type(allowed) for allowed in arguments)
         case "scalar":
             is_kind = isinstance(value, int | float if kind in (float, complex) else kind)
             return is_kind and (kind is bool or not isinstance(value, bool))
@@ -178,14 +184,14 @@ def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> boo
 def describe(hint: Any) -> str:
     """Return what a config can write for a hint; objects only where nothing else is allowed."""
     allowed = list(alternatives(hint))
-    written = [each for each in allowed if each[0] != "no text"] or allowed
-    return " or ".join(dict.fromkeys(_described(*each) for each in written))
+    written = [alternative for alternative in allowed if alternative[0] != "no text"] or allowed
+    return " or ".join(dict.fromkeys(_described(*alternative) for alternative in written))
 
 
 def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
     match sort:
         case "literal":
-            return f"one of {listed([str(each) for each in arguments])}"
+            return f"one of {listed([str(value) for value in arguments])}"
         case "path":
             return "a path"
         case "mapping":
@@ -201,15 +207,15 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _plural(hint: Any) -> str:
-    counted = [each for each in (*_WORDS.values(), "a mapping", "a list") if each.startswith("a ")]
+    counted = [word for word in (*_WORDS.values(), "a mapping", "a list") if word.startswith("a ")]
     parts = describe(hint).split(" or ")
-    return " or ".join(f"{each.removeprefix('a ')}s" if each in counted else each for each in parts)
+    return " or ".join(f"{part.removeprefix('a ')}s" if part in counted else part for part in parts)
 
 
 def values_of_mapping(hint: Any) -> Any:
     """Return the type of the values if a hint allows a mapping of one type of values, None if it does not."""
-    found = [arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2]
-    return found[0] if len(found) == 1 else None
+    inner = [arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2]
+    return inner[0] if len(inner) == 1 else None
 
 
 def _mark_in(hint: Any, kind: type[Mark]) -> Mark | None:
@@ -217,9 +223,9 @@ def _mark_in(hint: Any, kind: type[Mark]) -> Mark | None:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Annotated:
-        return next((each for each in hint.__metadata__ if isinstance(each, kind)), None)
+        return next((mark for mark in hint.__metadata__ if isinstance(mark, kind)), None)
     if origin in (typing.Union, types.UnionType):
-        return next((found for each in arguments if (found := _mark_in(each, kind)) is not None), None)
+        return next((mark for argument in arguments if (mark := _mark_in(argument, kind)) is not None), None)
     return None
 
 
@@ -228,8 +234,8 @@ def form_in(hint: Any) -> Form | None:
     if hint is Factory:
         return Form()
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is Factory:
-        return next((each for each in hint.__metadata__ if isinstance(each, Form)), Form())
-    return next((form for each in typing.get_args(hint) if (form := form_in(each)) is not None), None)
+        return next((mark for mark in hint.__metadata__ if isinstance(mark, Form)), Form())
+    return next((form for argument in typing.get_args(hint) if (form := form_in(argument)) is not None), None)
 
 
 def allows_mapping(hint: Any) -> bool:

@@ -54,8 +54,10 @@ class Slip:
             ("expected '<document start>'", self._after_the_document),
         ):
             if problem.startswith(beginning):
-                found = explain()
-                return found if isinstance(found, tuple) else (self._line, self._column, found or problem)
+                explanation = explain()
+                if isinstance(explanation, tuple):
+                    return explanation
+                return self._line, self._column, explanation or problem
         return self._line, self._column, problem
 
     def _colon(self) -> str | tuple[int, int, str] | None:
@@ -69,10 +71,10 @@ class Slip:
         above = self._line_above()
         if above is None:
             return None
-        own = _indent(self._text)
-        other = _indent(self._lines[above])
-        if ": " in f"{self._lines[above].partition('#')[0].rstrip()} ".lstrip("- ") and own > other:
-            return self._line, own, f"{key!r} is indented further than the key above, which already has a value"
+        indent = _indent(self._text)
+        indent_above = _indent(self._lines[above])
+        if ": " in f"{self._lines[above].partition('#')[0].rstrip()} ".lstrip("- ") and indent > indent_above:
+            return self._line, indent, f"{key!r} is indented further than the key above, which already has a value"
         return self._of_no_key(above)
 
     def _missing(self, line: int) -> tuple[int, int, str] | None:
@@ -80,15 +82,15 @@ class Slip:
         text = self._lines[line].rstrip()
         word = _without_dashes(text)
         for beginning, message in _MISSING:
-            if found := re.match(beginning, word):
-                return line, len(text) - len(word) + found.end(1), message.format(*found.groups())
+            if match := re.match(beginning, word):
+                return line, len(text) - len(word) + match.end(1), message.format(*match.groups())
         return None
 
     def _of_no_key(self, line: int) -> tuple[int, int, str]:
         """Explain a line that is neither a key with a value nor an entry of a list."""
         text = self._lines[line].rstrip()
         word = _without_dashes(text)
-        below = next((each for each in self._lines[line + 1 :] if each.strip()), "")
+        below = next((following for following in self._lines[line + 1 :] if following.strip()), "")
         if missing := self._missing(line):
             return missing
         if _indent(below) > _indent(text):
@@ -98,15 +100,15 @@ class Slip:
 
     def _in_a_block(self) -> str | tuple[int, int, str]:
         """Explain a token that cannot follow in a mapping or a list of several lines."""
-        found = self._problem.rpartition("found ")[2].strip("'")
+        token = self._problem.rpartition("found ")[2].strip("'")
         is_in_list = "block collection" in self._context or "block sequence" in self._context
-        if found in ("]", "}"):
-            return self._missing(self._line) or f"this {found!r} has no opening {'[' if found == ']' else '{'!r}"
-        if found == "<scalar>":
+        if token in ("]", "}"):
+            return self._missing(self._line) or f"this {token!r} has no opening {'[' if token == ']' else '{'!r}"
+        if token == "<scalar>":
             return "text follows a closing quote; quote the whole value, and write '' for a ' inside single quotes"
-        if found == "?" and is_in_list:
+        if token == "?" and is_in_list:
             return self._missing(self._line) or f"this list entry has no dash; write - {self._text.strip()}"
-        if found == "-" and not is_in_list:
+        if token == "-" and not is_in_list:
             return "this list entry is among keys; write all entries of a list with a dash, in one column"
         above = self._line_above()
         column = _indent(self._lines[above]) if above is not None else 0
@@ -150,7 +152,7 @@ class Slip:
         return f"a value cannot begin with {character!r}; put a string in quotes"
 
     def _after_the_document(self) -> str | tuple[int, int, str] | None:
-        first = next((index for index, each in enumerate(self._lines) if _is_meaningful(each)), 0)
+        first = next((index for index, text in enumerate(self._lines) if _is_meaningful(text)), 0)
         if _indent(self._lines[first]) > self._column:
             message = "is indented, but a line below is not; all top-level keys must begin in one column"
             return first, _indent(self._lines[first]), message
@@ -158,7 +160,7 @@ class Slip:
 
     def _line_above(self) -> int | None:
         """Return the index of the last line above that is not empty or a comment."""
-        return next((each for each in range(self._line - 1, -1, -1) if _is_meaningful(self._lines[each])), None)
+        return next((index for index in range(self._line - 1, -1, -1) if _is_meaningful(self._lines[index])), None)
 
 
 def _is_meaningful(line: str) -> bool:

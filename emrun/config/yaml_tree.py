@@ -149,10 +149,10 @@ def parse_typed(text: str, source: str, advice: str) -> Node:
     except ConfigError as error:
         message = f"{error.problems[0].message}; {advice}"
         raise ConfigError(replace(error.problems[0], message=message)) from error
-    words = [each for each in YAML(typ="safe", pure=True).parse(text) if isinstance(each, events.ScalarEvent)]
+    words = [event for event in YAML(typ="safe", pure=True).parse(text) if isinstance(event, events.ScalarEvent)]
     between = text  # brackets, commas, dashes and comments
-    for each in reversed(words):
-        between = between[: each.start_mark.index] + between[each.end_mark.index :]
+    for word in reversed(words):
+        between = between[: word.start_mark.index] + between[word.end_mark.index :]
     is_other = isinstance(node.value, str) and words[0].style is None and node.value != text
     if is_other or text.lstrip().startswith("&") or re.search("#|---|[.]{3}", between):
         message = f"YAML drops a part of this text, and reads {node.plain()!r}; {advice}"
@@ -241,9 +241,9 @@ class _Parser:
             child = self._node(following, rest, position, depth)
             if child.value is None and following.start_mark.index == following.end_mark.index:
                 child = replace(child, position=position)  # the parser finds an empty value at the next key
-            found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
-            if found and _is_plain(event) and _is_plain(following) and child.value is None:
-                raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
+            match = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
+            if match and _is_plain(event) and _is_plain(following) and child.value is None:
+                raise self._error(position, f"write a space after the colon: {match[1]}: {match[2]}")
             if isinstance(name, dict | list):
                 raise self._error(position, "a key must be a single value, not a list or a mapping")
             if name in entries:
@@ -257,10 +257,12 @@ class _Parser:
         """Return the entries that a `<<` key adds; of several mappings the first has priority."""
         merged: dict[Any, Node] = {}
         mappings = child.value if isinstance(child.value, list) else [child]
-        for each in mappings:
-            if not isinstance(each.value, dict):
+        for mapping in mappings:
+            if not isinstance(mapping.value, dict):
                 raise self._error(child.position, "the value of '<<' must be a mapping or a list of mappings")
-            copies = each.value if each.alias is None else of_each(each.value, partial(replace, alias=each.alias))
+            copies = mapping.value
+            if mapping.alias is not None:
+                copies = of_each(copies, partial(replace, alias=mapping.alias))
             merged = {**copies, **merged}
         return merged
 

@@ -136,8 +136,8 @@ class _Look:
 
     def _wrapped(self, name: str, limit: int | None, *, training: bool) -> StreamWrapper:
         """Return a stream as the main loop would read it."""
-        given = {key: _plain(self._config, "main_loop", key) for key in ("buffer", "workers", "start_method")}
-        reading = Reading(**{key: value for key, value in given.items() if value is not None})
+        settings = {key: _plain(self._config, "main_loop", key) for key in ("buffer", "workers", "start_method")}
+        reading = Reading(**{key: value for key, value in settings.items() if value is not None})
         seed = _plain(self._config, "seed")
         return StreamWrapper(
             stream_function(self._dataset, name),
@@ -150,7 +150,7 @@ class _Look:
 
     def _add(self, name: str, stream: _Stream, batch: Batch) -> None:
         values = dict(parts(batch))
-        lengths = {source: length(each) for source, each in values.items()}
+        lengths = {source: length(entries) for source, entries in values.items()}
         if len(set(lengths.values())) > 1 or -1 in lengths.values():
             shown = listed([f"{source} {count}" for source, count in lengths.items()])
             raise StreamError(f"stream {name!r}, batch {stream.batches}: the sources have different lengths ({shown})")
@@ -158,17 +158,19 @@ class _Look:
         count = next(iter(lengths.values()), 0)
         if not count:
             return
-        rows = {source: _rows(each) for source, each in values.items()}
+        rows = {source: _rows(entries) for source, entries in values.items()}
         ids = _ids(values.get(ID), stream.examples, count)
         stream.examples += count
-        for source, each in values.items():
-            _look_at(stream.sources.setdefault(source, _Source()), each, rows[source], ids)
+        for source, source_values in values.items():
+            _look_at(stream.sources.setdefault(source, _Source()), source_values, rows[source], ids)
         who = (ID, POSITION) if ID in rows else ()
-        inputs = [source for source in rows if self._is_input(source)] or [each for each in rows if each not in who]
+        inputs = [source for source in rows if self._is_input(source)]
+        if not inputs:
+            inputs = [source for source in rows if source not in who]
         labels = [source for source in rows if source not in inputs and source in self._targets]
         self.store.add(
-            (each, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b"")
-            for index, each in enumerate(ids)
+            (example, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b"")
+            for index, example in enumerate(ids)
         )
 
     def _is_input(self, source: str) -> bool:
@@ -177,18 +179,18 @@ class _Look:
     def _compare(self, names: Sequence[str]) -> None:
         for index, name in enumerate(names):
             for before in names[:index]:
-                alike = self.store.in_both(name, before)
-                of = f"{alike.count:,} of {counted(self._streams[name].examples, 'example')}"
-                are = "is" if alike.count == 1 else "are"
-                text = f"stream {name!r}: {of} {are} also in stream {before!r}: {in_words(alike, before)}"
-                self._note("leak", [before, name], None, alike.count, alike.groups, text)
-            alike = self.store.twice(name)
-            of = counted(alike.count, "example")
-            text = f"stream {name!r}: {of} occurred before in the stream: {in_words(alike)}"
-            self._note("duplicate", [name], None, alike.count, alike.groups, text)
-        alike = self.store.with_other_labels()
-        text = f"{counted(alike.count, 'example')} with the same inputs have different labels: {in_words(alike)}"
-        self._note("conflict", list(names), None, alike.count, alike.groups, text)
+                similar = self.store.in_both(name, before)
+                of = f"{similar.count:,} of {counted(self._streams[name].examples, 'example')}"
+                are = "is" if similar.count == 1 else "are"
+                text = f"stream {name!r}: {of} {are} also in stream {before!r}: {in_words(similar, before)}"
+                self._note("leak", [before, name], None, similar.count, similar.groups, text)
+            similar = self.store.twice(name)
+            of = counted(similar.count, "example")
+            text = f"stream {name!r}: {of} occurred before in the stream: {in_words(similar)}"
+            self._note("duplicate", [name], None, similar.count, similar.groups, text)
+        similar = self.store.with_other_labels()
+        text = f"{counted(similar.count, 'example')} with the same inputs have different labels: {in_words(similar)}"
+        self._note("conflict", list(names), None, similar.count, similar.groups, text)
 
     def _judge_sources(self, name: str) -> None:
         for source, seen in self._streams[name].sources.items():
@@ -197,7 +199,7 @@ class _Look:
                 f"stream {name!r}, source {shown!r}: {counted(seen.not_finite, 'example')} with values that "
                 f"are not finite: {listed(seen.ids)}"
             )
-            self._note("not_finite", [name], source, seen.not_finite, [[each] for each in seen.ids], text)
+            self._note("not_finite", [name], source, seen.not_finite, [[example] for example in seen.ids], text)
             if seen.is_constant and seen.examples >= _FEWEST:
                 text = f"stream {name!r}, source {shown!r}: the same value in all {seen.examples:,} examples"
                 self._note("constant", [name], source, seen.examples, [], text)
@@ -252,16 +254,16 @@ class _Look:
         stream = self._streams[name]
         others = {source: seen.labels for source, seen in stream.sources.items() if not self._is_input(source)}
         return {
-            source: each
-            for source, each in others.items()
-            if source != ID and each and 2 * len(each) <= stream.examples
+            source: labels
+            for source, labels in others.items()
+            if source != ID and labels and 2 * len(labels) <= stream.examples
         }
 
     def _shown(self, name: str) -> Json:
         stream = self._streams[name]
         labels = {
-            source: {_label(value): count for value, count in sorted(each.items(), key=lambda pair: str(pair[0]))}
-            for source, each in self._labels(name).items()
+            source: {_label(value): count for value, count in sorted(counter.items(), key=lambda pair: str(pair[0]))}
+            for source, counter in self._labels(name).items()
         }
         counts = {"batches": stream.batches, "examples": stream.examples, "whole": stream.is_whole}
         return {**counts, "labels": labels}
@@ -282,18 +284,18 @@ def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[st
     seen.not_finite += len(gaps)
     seen.ids = [*seen.ids, *gaps][:_SHOWN]
     if seen.labels is not None:
-        found = scalars(values)
-        seen.labels.update(found or ())
-        seen.labels = seen.labels if found is not None and len(seen.labels) <= _MOST_LABELS else None
+        labels = scalars(values)
+        seen.labels.update(labels or ())
+        seen.labels = seen.labels if labels is not None and len(seen.labels) <= _MOST_LABELS else None
 
 
 def _checksum(rows: Mapping[str, Sequence[bytes]], sources: Sequence[str], index: int) -> bytes:
-    found = hashlib.blake2b(digest_size=_SIZE)
+    checksum = hashlib.blake2b(digest_size=_SIZE)
     for source in sources:
         row = rows[source][index]
-        found.update(f"{source}:{len(row)}:".encode("utf-8", "surrogatepass"))
-        found.update(row)
-    return found.digest()
+        checksum.update(f"{source}:{len(row)}:".encode("utf-8", "surrogatepass"))
+        checksum.update(row)
+    return checksum.digest()
 
 
 def _rows(values: Any) -> Sequence[bytes]:
@@ -303,15 +305,15 @@ def _rows(values: Any) -> Sequence[bytes]:
         values = array.tolist()  # the dtype has the length of the longest text of the batch
         array = None
     if array is None:
-        return [digest(each).encode() for each in (values.unbind() if is_nested(values) else values)]
+        return [digest(value).encode() for value in (values.unbind() if is_nested(values) else values)]
     head = f"{array.dtype}{array.shape[1:]}".encode()
     return [head + row.tobytes() for row in np.ascontiguousarray(array)]
 
 
 def _ids(values: Any, first: int, count: int) -> list[str]:
     """Return the ids of the examples of a batch; without a source of ids, their numbers in the stream."""
-    found = None if values is None else scalars(values)
-    return list(map(str, range(first, first + count) if found is None else found))
+    ids = None if values is None else scalars(values)
+    return list(map(str, range(first, first + count) if ids is None else ids))
 
 
 def _label(value: Any) -> str:
@@ -322,18 +324,18 @@ def _names_in(value: Any) -> set[str]:
     """Return the names in a key `inputs`, which is a list or a mapping."""
     entries = value if isinstance(value, list) else [value]
     if isinstance(value, Mapping):
-        entries = [each.get("source", name) if isinstance(each, Mapping) else each for name, each in value.items()]
-    return {each for each in entries if isinstance(each, str)}
+        entries = [entry.get("source", name) if isinstance(entry, Mapping) else entry for name, entry in value.items()]
+    return {entry for entry in entries if isinstance(entry, str)}
 
 
 def _names_below(value: Any) -> set[str]:
     """Return all texts in lists under a key `inputs`, at any depth: the sources and outputs that a loss reads."""
     if isinstance(value, list):
-        return {name for each in value for name in _names_below(each)}
+        return {name for item in value for name in _names_below(item)}
     if not isinstance(value, Mapping):
         return set()
-    found = {name for key, each in value.items() if key != "inputs" for name in _names_below(each)}
-    return found | _names_in(value.get("inputs", ()))
+    names = {name for key, item in value.items() if key != "inputs" for name in _names_below(item)}
+    return names | _names_in(value.get("inputs", ()))
 
 
 def _plain(config: Config, *path: str) -> Any:

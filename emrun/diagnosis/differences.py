@@ -66,9 +66,9 @@ def find_difference(
 ) -> Difference | None:
     """Return the first difference in time; batches that a resumed run repeats are compared again."""
     for rank, events in enumerate(straight.batches):
-        found = _find_in_batches(events, [event for other in others for event in other.batches[rank]])
-        if found is not None:
-            return replace(found, what=f"rank {rank}, {found.what}") if rank else found
+        difference = _find_in_batches(events, [event for other in others for event in other.batches[rank]])
+        if difference is not None:
+            return replace(difference, what=f"rank {rank}, {difference.what}") if rank else difference
     for part, name, *values in _at_the_end(straight, others[-1], PARTS, vary):
         return Difference(f"at the end: {PARTS[part]} {name}{_both(*values)}", part, name)
     return None
@@ -91,7 +91,7 @@ def find_rounded(
     Returns:
         The difference, and the largest one that is of rounding.
     """
-    events = (event for each in (resumed.events, *resumed.of_others) for event in each)
+    events = (event for of_rank in (resumed.events, *resumed.of_others) for event in of_rank)
     if wrong := [name for event in events if event["kind"] == "restored" for name in event["wrong"]]:
         return Difference(f"when it was resumed: {wrong[0]} is not that of the checkpoint", "weights", wrong[0]), 0.0
     largest = 0.0
@@ -130,31 +130,36 @@ def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Diff
     for event in others:
         place = _place_of(event)
         if place not in expected:
-            return Difference(f"{_told(event)}: the uninterrupted run has no such batch", "order", event["stream"])
+            return Difference(f"{_where(event)}: the uninterrupted run has no such batch", "order", event["stream"])
         missing.pop(place, None)
-        found = _compare_batches(expected[place], event)
-        if found is not None:
-            return found
+        difference = _compare_batches(expected[place], event)
+        if difference is not None:
+            return difference
     first = next(iter(missing.values()), None)
-    return None if first is None else Difference(f"{_told(first)}: missing in the other run", "order")
+    return None if first is None else Difference(f"{_where(first)}: missing in the other run", "order")
 
 
 def _compare_batches(one: Event, other: Event) -> Difference | None:
     expected = _values_of(one)
-    found = _values_of(other)
-    for part, detail, what in varying(expected, found)[:1]:
-        values = (each.get((part, detail, what), ("", None))[1] for each in (expected, found))
-        return Difference(f"{_told(other)}: {what}{_both(*values)}", part, detail)
-    return None
+    actual = _values_of(other)
+    differing = varying(expected, actual)
+    if not differing:
+        return None
+    first = differing[0]
+    part, detail, what = first
+    texts = [side.get(first, ("", None))[1] for side in (expected, actual)]
+    return Difference(f"{_where(other)}: {what}{_both(*texts)}", part, detail)
 
 
 def _attributes(recording: Recording) -> dict[str, str]:
-    found: dict[str, str] = recording.one("private").get("attributes", {})
-    return found
+    attributes: dict[str, str] = recording.one("private").get("attributes", {})
+    return attributes
 
 
 def _of_random(states: Mapping[str, str], when: str) -> dict[tuple[str, str, str], tuple[Any, str | None]]:
-    return {("random", name, f"random state of {name} {when} the batch"): (each, None) for name, each in states.items()}
+    return {
+        ("random", name, f"random state of {name} {when} the batch"): (state, None) for name, state in states.items()
+    }
 
 
 def _values_of(event: Event) -> dict[tuple[str, str, str], tuple[Any, str | None]]:
@@ -173,7 +178,7 @@ def _place_of(event: Event) -> tuple[Any, ...]:
     return event["training"], event["iteration"], event["stream"], event["number"]
 
 
-def _told(event: Event) -> str:
+def _where(event: Event) -> str:
     if event["training"]:
         return f"iteration {event['iteration']}"
     return f"evaluation of {event['stream']} at iteration {event['iteration']}, batch {event['number']}"
@@ -204,36 +209,40 @@ class Causes:
     again: Recording
     buffer: int
 
-    def explain(self, found: Difference, other: Recording) -> Difference:
+    def explain(self, difference: Difference, other: Recording) -> Difference:
         """Return the difference with its likely cause.
 
         Args:
-            found: the difference.
+            difference: the difference.
             other: the recording of the run that differs.
         """
-        cause = self._of_reading_ahead(found)
+        cause = self._of_reading_ahead(difference)
         if cause is None and other is self.again:
-            cause = _OF_REPETITION.get(found.part, _DEPENDS).format(stream=found.detail)
-        return replace(found, cause=cause or self._of_state(found, other))
+            cause = _OF_REPETITION.get(difference.part, _DEPENDS).format(stream=difference.detail)
+        return replace(difference, cause=cause or self._of_state(difference, other))
 
-    def _of_reading_ahead(self, found: Difference) -> str | None:
+    def _of_reading_ahead(self, difference: Difference) -> str | None:
         draws = self.straight.one("private").get("draws", {})
-        names = [found.detail] if found.part == "batch" and draws.get(found.detail) else list(draws)
+        names = [difference.detail] if difference.part == "batch" and draws.get(difference.detail) else list(draws)
         for name in names:
-            if draws[name] and self.buffer and found.part in ("batch", "random", "outputs", "generators", "weights"):
+            if (
+                draws[name]
+                and self.buffer
+                and difference.part in ("batch", "random", "outputs", "generators", "weights")
+            ):
                 return (
                     f"stream {name!r} draws from the global random state of {' and '.join(draws[name])} in a "
                     f"read-ahead thread (main_loop.buffer: {self.buffer}); use ctx.rng instead"
                 )
         return None
 
-    def _of_state(self, found: Difference, other: Recording) -> str | None:
+    def _of_state(self, difference: Difference, other: Recording) -> str | None:
         """Name the attributes that are saved in no checkpoint and differ."""
         kept = _attributes(self.straight)
         repeated = _attributes(self.again)
         now = _attributes(other)
         names = {*varying(kept, now)} - {*varying(kept, repeated)} if now else ()
-        first = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
+        first = {"batch": "dataset", "rates": "hook"}.get(difference.part, "module")
         different = sorted(names, key=lambda name: (not name.startswith(first), name))
         hints = {
             "module": (
@@ -254,7 +263,7 @@ class Causes:
             shown = [f"{name}{_both(kept.get(name), now.get(name))}" for name in different[:3]]
             lost = "a buffer with persistent=False changes in training and is not saved; make it persistent"
             return f"{lost if different[0].endswith(NOT_PERSISTENT) else hints[kind]}: {'; '.join(shown)}"
-        if found.part == "batch":
-            return f"stream {found.detail!r} depends on more than ctx and the random states at the start of a pass"
+        if difference.part == "batch":
+            return f"stream {difference.detail!r} depends on more than ctx and the random states at the start of a pass"
         hooks = ", ".join(self.straight.one("private").get("forgetful", ()))
         return f"some state is saved in no checkpoint; hooks without state_dict: {hooks}" if hooks else None

@@ -38,18 +38,19 @@ class Environment:
 
 def inspect_environment() -> Environment:
     """Look at versions and devices."""
-    found = Environment()
-    _inspect_versions(found)
+    environment = Environment()
+    _inspect_versions(environment)
     rows, problems = inspect_devices()
-    found.devices.extend(rows)
-    found.problems.extend(problems)
+    environment.devices.extend(rows)
+    environment.problems.extend(problems)
     unused = unused_gpu()
-    found.warnings.extend([unused] if unused is not None else [])
-    return found
+    if unused is not None:
+        environment.warnings.append(unused)
+    return environment
 
 
-def _inspect_versions(found: Environment) -> None:
-    found.facts.update(
+def _inspect_versions(environment: Environment) -> None:
+    environment.facts.update(
         {
             "emrun": metadata.version("emrun"),
             "Python": f"{platform.python_version()}, {sys.executable}",
@@ -68,13 +69,15 @@ def _inspect_versions(found: Environment) -> None:
                 versions[name] = "is missing"
     for extra, versions in extras.items():
         advice = f" (pip install 'emrun[{extra}]')" if "is missing" in versions.values() else ""
-        found.facts[f"extra {extra}"] = listed([" ".join(each) for each in versions.items()]) + advice
+        environment.facts[f"extra {extra}"] = listed([" ".join(version) for version in versions.items()]) + advice
 
 
 def inspect_devices() -> tuple[list[dict[str, str]], list[str]]:
     """Return a row for each device, heading -> value, and what is wrong with the devices."""
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if _has_cuda()[0] else 0)]
-    names = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+    names = ["cpu", *cuda]
+    if torch.backends.mps.is_available():
+        names.append("mps")
     rows = []
     problems = []
     for name in names:
@@ -90,7 +93,7 @@ def inspect_devices() -> tuple[list[dict[str, str]], list[str]]:
 
 def unused_gpu() -> str | None:
     """Return why PyTorch cannot use NVIDIA GPUs although there is a driver for them; None when nothing is unused."""
-    has_cuda, said = _has_cuda()
+    has_cuda, warning = _has_cuda()
     if has_cuda or not _NVIDIA.exists():
         return None
     version = next(iter(re.findall(r"\s(\d{3,}\.[\d.]+)\s", _NVIDIA.read_text())), "unknown version")
@@ -99,7 +102,7 @@ def unused_gpu() -> str | None:
     elif "CUDA_VISIBLE_DEVICES" in os.environ:
         reason = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides the GPUs"
     else:
-        reason = f"PyTorch, built for CUDA {torch.version.cuda}, finds no GPU{said}; see what nvidia-smi lists"
+        reason = f"PyTorch, built for CUDA {torch.version.cuda}, finds no GPU{warning}; see what nvidia-smi lists"
     return f"there is an NVIDIA driver ({version}), but {reason}"
 
 
@@ -108,7 +111,7 @@ def _has_cuda() -> tuple[bool, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_available = torch.cuda.is_available()
-    return is_available, "".join(f" ({str(each.message).splitlines()[0]})" for each in caught)
+    return is_available, "".join(f" ({str(warning.message).splitlines()[0]})" for warning in caught)
 
 
 def _describe(name: str, row: dict[str, str]) -> None:

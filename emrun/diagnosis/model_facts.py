@@ -24,46 +24,48 @@ def parameters(model: AbstractModel) -> Iterator[Json]:
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
         return
-    parts: dict[str, dict[str, torch.Tensor]] = {}
-    for path, each in module.named_parameters():
-        part, _, name = path.rpartition(".")
-        parts.setdefault(part, {})[name] = each
-    for part, own in parts.items():
+    by_submodule: dict[str, dict[str, torch.Tensor]] = {}
+    for path, parameter in module.named_parameters():
+        submodule, _, name = path.rpartition(".")
+        by_submodule.setdefault(submodule, {})[name] = parameter
+    for submodule, of_submodule in by_submodule.items():
         yield {
-            "module": part or "(itself)",
-            "class": type(module.get_submodule(part)).__name__,
-            "shapes": {name: list(each.shape) for name, each in own.items()},
-            "count": sum(each.numel() for each in own.values()),
-            "bytes": sum(map(_bytes, own.values())),
-            "trained": sum(each.numel() for each in own.values() if each.requires_grad),
+            "module": submodule or "(itself)",
+            "class": type(module.get_submodule(submodule)).__name__,
+            "shapes": {name: list(parameter.shape) for name, parameter in of_submodule.items()},
+            "count": sum(parameter.numel() for parameter in of_submodule.values()),
+            "bytes": sum(map(_bytes, of_submodule.values())),
+            "trained": sum(parameter.numel() for parameter in of_submodule.values() if parameter.requires_grad),
         }
 
 
 def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of a model by name; the only one is named `optimizer`."""
-    found = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
-    return {
-        name: each
-        for name, each in (found.items() if isinstance(found, Mapping) else ())
-        if isinstance(each, torch.optim.Optimizer)
-    }
+    named = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
+    if not isinstance(named, Mapping):
+        return {}
+    return {name: optimizer for name, optimizer in named.items() if isinstance(optimizer, torch.optim.Optimizer)}
 
 
 def parameter_groups(model: AbstractModel) -> Iterator[Json]:
     """Yield a row for each parameter group of each optimizer: its rate (unscheduled), weight decay, what it trains."""
     module = getattr(model, "module", None)
-    names = {id(each): name for name, each in module.named_parameters()} if isinstance(module, torch.nn.Module) else {}
+    names = (
+        {id(parameter): name for name, parameter in module.named_parameters()}
+        if isinstance(module, torch.nn.Module)
+        else {}
+    )
     for name, optimizer in optimizers(model).items():
         for index, group in enumerate(optimizer.param_groups):
-            trained = [each for each in group["params"] if each.requires_grad]
+            trained = [parameter for parameter in group["params"] if parameter.requires_grad]
             yield {
                 "optimizer": name,
                 "class": type(optimizer).__name__,
                 "group": index,
                 "lr": _number(group.get("initial_lr", group.get("lr"))),
                 "weight_decay": _number(group.get("weight_decay")),
-                "parameters": [names.get(id(each), "?") for each in trained],
-                "count": sum(each.numel() for each in trained),
+                "parameters": [names.get(id(parameter), "?") for parameter in trained],
+                "count": sum(parameter.numel() for parameter in trained),
             }
 
 
@@ -73,24 +75,24 @@ def _number(value: Any) -> float | None:
 
 def memory(model: AbstractModel) -> dict[str, int]:
     """Return the memory in use after a step: what uses it -> bytes."""
-    found: dict[str, int] = {}
+    used: dict[str, int] = {}
     module = getattr(model, "module", None)
     if isinstance(module, torch.nn.Module):
-        found = {
+        used = {
             "parameters": sum(map(_bytes, module.parameters())),
             "buffers": sum(map(_bytes, module.buffers())),
-            "gradients": sum(_bytes(each.grad) for each in module.parameters() if each.grad is not None),
+            "gradients": sum(_bytes(parameter.grad) for parameter in module.parameters() if parameter.grad is not None),
         }
     for name, optimizer in optimizers(model).items():
         states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-        found["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
-            _bytes(each) for each in states if isinstance(each, torch.Tensor)
+        used["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
+            _bytes(state) for state in states if isinstance(state, torch.Tensor)
         )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
+        used["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
-    found["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return found
+    used["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return used
 
 
 def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[str, Json]:
@@ -102,9 +104,9 @@ def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[st
         forward: what the forward pass of a step took in one process, in bytes, and the rows of its batch.
     """
     taken, rows = forward
-    found = {what: {"bytes": size, "how": "exact"} for what, size in model.memory_of_rank(ranks).items() if size}
-    found["forward pass"] = {"bytes": taken * -(-rows // ranks) // rows, "how": "measured, for its share of the rows"}
-    return {f"rank: {what}": each for what, each in found.items()}
+    needed = {what: {"bytes": size, "how": "exact"} for what, size in model.memory_of_rank(ranks).items() if size}
+    needed["forward pass"] = {"bytes": taken * -(-rows // ranks) // rows, "how": "measured, for its share of the rows"}
+    return {f"rank: {what}": entry for what, entry in needed.items()}
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -128,12 +130,12 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {each._cdata for each in _storages((args, kwargs))}
-        found = function(*args, **(kwargs or {}))
-        for each in _storages(found):
-            if each._cdata not in known:
-                self._add(each)
-        return found
+        known = {storage._cdata for storage in _storages((args, kwargs))}
+        result = function(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if storage._cdata not in known:
+                self._add(storage)
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -155,10 +157,10 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of tensors in values at any depth; sparse and nested tensors have none of their own."""
-    for each in tree_leaves(values):
-        if isinstance(each, torch.Tensor):
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
             with suppress(NotImplementedError, RuntimeError):
-                yield each.untyped_storage()
+                yield leaf.untyped_storage()
 
 
 def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:

@@ -31,17 +31,17 @@ def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> di
 
 def _untrained(model: Any) -> dict[str, str]:
     """Return the names of the parameters that no optimizer has: a resume trains those that have replaced others."""
-    groups = [group for each in optimizers(model).values() for group in each.param_groups]
-    trained = {id(each) for group in groups for each in group["params"]}
+    groups = [group for optimizer in optimizers(model).values() for group in optimizer.param_groups]
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
     named = model.module.named_parameters() if groups and hasattr(model, "module") else ()
-    names = [name for name, each in named if each.requires_grad and id(each) not in trained]
+    names = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in trained]
     return {"parameters that no optimizer trains": ", ".join(names) or "none"}
 
 
 def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:
     """Return the class names of the user's hooks that do not override `state_dict`."""
-    own = [type(hook) for hook in hooks if not type(hook).__module__.startswith(_TRUSTED)]
-    return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
+    kinds = [type(hook) for hook in hooks if not type(hook).__module__.startswith(_TRUSTED)]
+    return [kind.__name__ for kind in kinds if kind.state_dict is AbstractHook.state_dict]
 
 
 def unsaved_state(model: Any) -> dict[str, str]:
@@ -60,12 +60,12 @@ def unsaved_state(model: Any) -> dict[str, str]:
 
 def _texts(wholes: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Return strings for the state of objects, without values that cannot be compared; see `_kept`."""
-    found = {}
+    texts = {}
     for what, whole in wholes:
         for name, value in _kept(what, whole):
             with suppress(Exception):  # the user's objects may raise anything; some tensors support few operations
-                found[name] = _text(value)
-    return found
+                texts[name] = _text(value)
+    return texts
 
 
 def _kept(what: str, whole: Any) -> Iterator[tuple[str, Any]]:
@@ -81,14 +81,14 @@ def _kept(what: str, whole: Any) -> Iterator[tuple[str, Any]]:
     for name, owner in owners:
         place = f"{what} {name!r} ({_kind(owner)})" if name else f"{what} {_kind(owner)}"
         if not type(owner).__module__.startswith(_TRUSTED):
-            own = list(getattr(owner, "__dict__", {}).items())
-            yield from ((f"{place}, attribute {key!r}", value) for key, value in own if key not in _OF_MODULES)
+            attributes = list(getattr(owner, "__dict__", {}).items())
+            yield from ((f"{place}, attribute {key!r}", value) for key, value in attributes if key not in _OF_MODULES)
         buffers = owner.named_buffers(recurse=False) if isinstance(owner, torch.nn.Module) else ()
-        for key, each in buffers:
+        for key, buffer in buffers:
             if what not in _SAVED:
-                yield f"{place}, buffer {key!r}", each
+                yield f"{place}, buffer {key!r}", buffer
             elif key in owner._non_persistent_buffers_set:
-                yield f"{place}, buffer {key!r} {NOT_PERSISTENT}", each
+                yield f"{place}, buffer {key!r} {NOT_PERSISTENT}", buffer
 
 
 def _text(value: Any, depth: int = 0) -> str:

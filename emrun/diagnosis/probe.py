@@ -94,23 +94,25 @@ def main(given: Sequence[str]) -> int:
 
 def _run(job: Job, record: _Record) -> None:
     if job.checkpoint is not None:
-        found = {}
-        for each in job.streams:
+        by_stream = {}
+        for stream in job.streams:
             given = evaluate(
                 job.config,
-                each,
+                stream,
                 job.overrides,
                 checkpoint_name=job.checkpoint,
                 output_dir=job.directory,
                 as_trained=True,
             )
-            found[each] = numbers(given[each])
-        record("final", statistics=found)
+            by_stream[stream] = numbers(given[stream])
+        record("final", statistics=by_stream)
         return
     if job.measures:
         measure_on_ranks(job)
         record("final", directory=str(job.directory))
         return
+
+    # a training
     if job.resume:
         training = resume_training(job.directory)
     else:
@@ -128,13 +130,15 @@ def _run(job: Job, record: _Record) -> None:
     if job.longest is not None and known_length > job.longest:
         record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
+
+    # with this hook, which records it
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
     loop.parts.length.never_end()
     hooks = [
-        each
-        for each in loop.hooks
-        if not (is_tracker(each) or f"{type(each).__module__}.{type(each).__qualname__}" == _STOPS)
+        hook
+        for hook in loop.hooks
+        if not (is_tracker(hook) or f"{type(hook).__module__}.{type(hook).__qualname__}" == _STOPS)
     ]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
@@ -173,7 +177,7 @@ class Probe(AbstractHook):
         self._job = job
         self._batch = 0  # number of the batch in the pass, for evaluations
         self._before: dict[str, Any] = {}
-        self._looks = job.is_moved
+        self._checks_weights = job.is_moved
         self._end = job.end
         self.is_too_long = False
 
@@ -190,11 +194,11 @@ class Probe(AbstractHook):
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
-        if self._looks:
+        if self._checks_weights:
             newest = self.main_loop.progress.newest_checkpoint
             place = self._job.directory / CHECKPOINTS / (newest[0] if newest is not None else "latest")
             self._record("restored", wrong=_not_restored(self.main_loop.model, place))
-            self._looks = False
+            self._checks_weights = False
         self._before = {"batch": digest(batch), "random_before": _digests(random_state()), "sources": set(batch)}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
@@ -263,18 +267,18 @@ def _not_restored(model: Any, place: Path) -> list[str]:
     of_model = model.state_dict()
     pairs = [({name: now.get(name) for name in saved}, saved)]
     pairs += [(of_model[key], state[key]) for key in ("optimizer", "optimizers") if key in state]
-    found = []
+    wrong = []
     for one, other in pairs:
-        there = dict(tree_flatten_with_path(other)[0])
+        saved_leaves = dict(tree_flatten_with_path(other)[0])
         for path, value in tree_flatten_with_path(one)[0]:
             rows: Any = rows_of(value)
-            expected = there.get(path)
+            expected = saved_leaves.get(path)
             if isinstance(rows, Rows) and expected is not None:
                 expected = expected[rows.begin : rows.begin + len(rows.values)]
                 rows = rows.values
             if digest(rows) != digest(whole_of(expected)):
-                found.append(keystr(path))
-    return found
+                wrong.append(keystr(path))
+    return wrong
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
@@ -289,7 +293,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _learning_rates(model: Any) -> list[str]:
-    groups = [group for each in optimizers(model).values() for group in each.param_groups]
+    groups = [group for optimizer in optimizers(model).values() for group in optimizer.param_groups]
     return [repr(float(group["lr"])) for group in groups if "lr" in group]
 
 
@@ -304,9 +308,11 @@ def _final(directory: Path) -> Json:
             weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
         elif path.name not in (FILE, INDEX, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
-    hooks = {short_key(key): each for key, each in state["hooks"].items()}
+    hooks = {short_key(key): hook_state for key, hook_state in state["hooks"].items()}
     began = state["epoch_began"] or {"random": {}}
-    at_first = {f"{name} at the start of the epoch": each for name, each in began["random"].items()}
+    at_first = {
+        f"{name} at the start of the epoch": generator_state for name, generator_state in began["random"].items()
+    }
     metrics: dict[str, str] = {}
     for line in Reader(directory).epochs():
         epoch = f"epoch {line['epoch']}"
@@ -347,15 +353,15 @@ def _flat(value: Any, key: str) -> dict[str, str]:
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global random generators that each stream draws from after its first batch."""
     loop = training.main_loop
-    found = {}
+    draws = {}
     for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
-        seen: dict[str, set[str]] = {each: set() for each in GENERATORS}
+        seen: dict[str, set[str]] = {generator: set() for generator in GENERATORS}
         with preserved_randomness():
             stream = iter(open_stream(training.dataset, name, context))
             with suppress(Exception):  # errors of the stream are not reported here
                 for _ in itertools.islice(stream, _TRIED):
                     for key, state in random_state().items():
                         seen[key].add(digest(state))
-        found[name] = [key for key, states in seen.items() if len(states) > 1]
-    return found
+        draws[name] = [key for key, states in seen.items() if len(states) > 1]
+    return draws

@@ -166,16 +166,18 @@ class Job:
                 said = errors.read().decode(errors="replace")
             exit_code = next(iter(failures.values()), 0)
         events = [_events(self.record(rank)) for rank in range(self.ranks)]
-        found = Recording(events[0], exit_code, events[1:])
-        if self.point is not None and found.was_interrupted(kill=self.by == signal.SIGKILL):
-            return found
-        errors_of_ranks = [event for each in events for event in each if event["kind"] == "error"]
-        for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
-            raise VerificationFailed(event["text"].replace(str(self.directory), "RUN_DIR"), event["status"])
-        if exit_code or not (found.final or found.of("long")):
-            last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
+        recording = Recording(events[0], exit_code, events[1:])
+        if self.point is not None and recording.was_interrupted(kill=self.by == signal.SIGKILL):
+            return recording
+        errors_of_ranks = [event for of_rank in events for event in of_rank if event["kind"] == "error"]
+        if errors_of_ranks:  # that a rank misses others is not the cause
+            cause = min(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__)
+            raise VerificationFailed(cause["text"].replace(str(self.directory), "RUN_DIR"), cause["status"])
+        if exit_code or not (recording.final or recording.of("long")):
+            lines = said.strip().splitlines()
+            last = f": {lines[-1]}" if lines else ""
             raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)
-        return found
+        return recording
 
 
 def _events(path: Path) -> list[Event]:

@@ -56,7 +56,7 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], 
 def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bool) -> Outcome:
     """Train for one shortened epoch, or for one update, with all hooks except trackers."""
     loop.streams.shorten(lengths)
-    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(after_epoch)])
+    loop.change_hooks([*(hook for hook in loop.hooks if not is_tracker(hook)), _End(after_epoch)])
     hooks_log = logging.getLogger("emrun.hooks")
     before = hooks_log.level
     hooks_log.setLevel(logging.ERROR)  # what hooks find unusual in so few batches is not
@@ -77,7 +77,7 @@ def _call_alone(loop: MainLoop) -> None:
 
 def is_tracker(hook: AbstractHook) -> bool:
     """Return whether a hook sends a run to a service."""
-    return _TRACKER in (f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__)
+    return _TRACKER in (f"{ancestor.__module__}.{ancestor.__qualname__}" for ancestor in type(hook).__mro__)
 
 
 class _End(AbstractHook):

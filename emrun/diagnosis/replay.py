@@ -96,18 +96,18 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     check_config(run_directory)
     config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])
     plan = Plan.of(config, Imported())
-    found = Replay(capsule, notes=list(_differences(capsule, plan)))
+    result = Replay(capsule, notes=list(_differences(capsule, plan)))
     with preserved_randomness(), temporary_folder("replay") as output_dir:
-        attempt = _Attempt(capsule, plan, output_dir, found.notes)
-        found.error = attempt.run(capsule.batch)
-        if found.error is not None:
-            found.message = f"{kind_of(found.error)}: {hidden(str(found.error))}"
-            found.reproduced = attempt.is_same(found.error, exactly=not attempt.is_part)
-        if found.reproduced and not _is_out_of_memory(found.error):
-            _find_causes(found, attempt)
+        attempt = _Attempt(capsule, plan, output_dir, result.notes)
+        result.error = attempt.run(capsule.batch)
+        if result.error is not None:
+            result.message = f"{kind_of(result.error)}: {hidden(str(result.error))}"
+            result.reproduced = attempt.is_same(result.error, exactly=not attempt.is_part)
+        if result.reproduced and not _is_out_of_memory(result.error):
+            _find_causes(result, attempt)
         if anomaly:
-            found.anomaly = attempt.look_for_anomaly()
-    return found
+            result.anomaly = attempt.look_for_anomaly()
+    return result
 
 
 class _Attempt:
@@ -121,7 +121,7 @@ class _Attempt:
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
-        wanted = any(each is not None and each.wants("dataset") for each in (plan.model, recipe))
+        wanted = any(builder is not None and builder.wants("dataset") for builder in (plan.model, recipe))
         order = ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model")
         for what in order:  # as trained
             if what == "model" or wanted:
@@ -162,6 +162,7 @@ class _Attempt:
 
     def run(self, batch: Batch) -> BaseException | None:
         """Do the step on a batch; return its error, or None when it succeeds."""
+        # a loop that is where the run was
         step = self._capsule.step
         hooks = self._hooks()
         policy = (self._plan.get("main_loop", {}) or {}).get("on_nan_loss", "error")
@@ -171,6 +172,8 @@ class _Attempt:
             count = length_of(next(iter(batch.values()), ()))
             whole = length_of(next(iter(self._capsule.batch.values()), ()))
             loop.note_skipped(count / whole if whole > 0 else 1.0)
+
+        # the weights and the states from before the step
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
@@ -184,6 +187,7 @@ class _Attempt:
         if not step.train and self._weights is not None:
             self._model.load(self._weights)  # again: those for evaluations, which may be others
 
+        # the step
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
             yield dict(batch)
@@ -194,10 +198,15 @@ class _Attempt:
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)
         try:
             with loop:
-                loop.epoch(*(([stream], []) if step.train else ([], [stream])))
+                if step.train:
+                    loop.epoch([stream], [])
+                else:
+                    loop.epoch([], [stream])
         except _WentThroughError:
-            skipped = loop.skipped
-            return next((each for each in skipped if self.is_same(each, exactly=True)), next(iter(skipped), None))
+            if not loop.skipped:
+                return None
+            same = [error for error in loop.skipped if self.is_same(error, exactly=True)]
+            return same[0] if same else loop.skipped[0]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -225,18 +234,18 @@ class _Attempt:
         if _is_out_of_memory(error) or (self._is_skip and not exactly):
             return True  # the message depends on how much memory is free, or on the gradients of all examples
         messages = (hidden(text) for text in (str(error), facts["message"]))
-        return len({each if exactly else re.sub(r"\d+", "0", each) for each in messages}) == 1
+        return len({message if exactly else re.sub(r"\d+", "0", message) for message in messages}) == 1
 
     def look_for_anomaly(self) -> str:
         """Do the step with `torch.autograd.detect_anomaly`; return its report."""
         if not self._capsule.step.train:
             return "not looked for, because an evaluation has no gradients"
-        with warnings.catch_warnings(record=True, action="always") as told, torch.autograd.detect_anomaly():
+        with warnings.catch_warnings(record=True, action="always") as caught, torch.autograd.detect_anomaly():
             error = self.run(self._capsule.batch)
-        texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
+        texts = [str(warning.message) for warning in caught if "Error detected in" in str(warning.message)]
         texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]
-        found = error is not None and not self.is_same(error, exactly=False)
-        return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "no gradient is NaN"
+        is_other = error is not None and not self.is_same(error, exactly=False)
+        return "\n".join([*texts, *([str(error)] if is_other else [])]).strip() or "no gradient is NaN"
 
 
 class _ReplayLoop(MainLoop):
@@ -301,9 +310,9 @@ def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
         yield "before_batch of the hooks is not called: the saved batch already has their changes"
 
 
-def _find_causes(found: Replay, attempt: _Attempt) -> None:
+def _find_causes(result: Replay, attempt: _Attempt) -> None:
     """Halve the batch repeatedly to find the smallest groups of examples that fail alone."""
-    batch = found.capsule.batch
+    batch = result.capsule.batch
 
     def fails(examples: Sequence[int]) -> bool:
         error = attempt.run({name: _rows(values, examples) for name, values in batch.items()})
@@ -311,19 +320,19 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
 
     try:
         length = length_of(next(iter(batch.values()), ()))
-        found.causes = halve(list(range(length)), fails, _MOST)
+        result.causes = halve(list(range(length)), fails, _MOST)
     except (IndexError, TypeError):  # a source without rows
-        found.notes.append("the batch cannot be divided into examples")
+        result.notes.append("the batch cannot be divided into examples")
         return
-    found.is_cut = len(found.causes) >= _MOST
-    tried = len(found.causes) if found.is_cut else length
-    found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
-    examples = [index for group in found.causes for index in group]
-    known = {name: each for name, own in parts(batch) if (each := scalars(own)) is not None}
-    shown = [] if found.is_every else examples[:_MOST]
-    found.known_as = {index: {name: each[index] for name, each in known.items()} for index in shown}
+    result.is_cut = len(result.causes) >= _MOST
+    tried = len(result.causes) if result.is_cut else length
+    result.is_every = length > 1 and result.causes == [[index] for index in range(tried)]
+    examples = [index for group in result.causes for index in group]
+    known = {name: ids for name, values in parts(batch) if (ids := scalars(values)) is not None}
+    shown = [] if result.is_every else examples[:_MOST]
+    result.known_as = {index: {name: ids[index] for name, ids in known.items()} for index in shown}
     gaps = {name: [index for index in not_finite(values) if index in examples] for name, values in parts(batch)}
-    found.not_finite = {name: rows for name, rows in gaps.items() if rows}
+    result.not_finite = {name: rows for name, rows in gaps.items() if rows}
 
 
 def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) -> list[list[int]]:
@@ -340,16 +349,16 @@ def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) ->
     failing = [half for half in (examples[:middle], examples[middle:]) if fails(half)]
     if not failing:
         return [examples]
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for half in failing:
-        if len(found) < most:
-            found += halve(half, fails, most - len(found))
-    return found
+        if len(groups) < most:
+            groups += halve(half, fails, most - len(groups))
+    return groups
 
 
 def _rows(values: Any, examples: Sequence[int]) -> Any:
     if isinstance(values, Mapping):
-        return {name: _rows(each, examples) for name, each in values.items()}
+        return {name: _rows(entry, examples) for name, entry in values.items()}
     if isinstance(values, list | tuple):
         return [values[index] for index in examples]
     if is_nested(values):

@@ -53,10 +53,10 @@ class RoundTrip:
         Raises:
             StateError: an output or a state dict of the loaded model differs.
         """
-        found = self.difference(directory)
-        if found is None:
+        difference = self.difference(directory)
+        if difference is None:
             return
-        what, name, stream, *_ = found
+        what, name, stream, *_ = difference
         if not stream:
             raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
         _evaluated(self.trained, dict(reversed(self.batches))[stream], stream)  # the last batch of both is the same
@@ -110,7 +110,7 @@ class RoundTrip:
         loop = begin(self.other)
         for name, batch in self.batches:
             for model in (self.other, self.trained):
-                run_alike(model, batch, name, train=name == loop.train_stream_name)
+                run_repeatably(model, batch, name, train=name == loop.train_stream_name)
         for what in self._suspects():
             way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
             yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
@@ -124,10 +124,10 @@ class RoundTrip:
         one = unsaved_state(self.other)
         names = sorted({*self._changed()} & {*varying(one, unsaved_state(self.trained))})
         # of the model itself, only numbers and strings: its tensors differ whenever anything else does
-        return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
+        return [name for name in names if not (name.startswith("model") and one.get(name, DIGEST).startswith(DIGEST))]
 
 
-def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
+def run_repeatably(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
     """Run a model on a batch, each time with the same random states, which are restored."""
     with preserved_randomness():
         seed_everything(0, "round trip", stream)
@@ -136,7 +136,7 @@ def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -
 
 def _evaluated(model: AbstractModel, batch: Batch, stream: str) -> dict[str, Any]:
     """Return copies of the outputs of a model for a copy of a batch, and its statistics of the batch as a stream."""
-    return {**copied(run_alike(model, copied(batch), stream, train=False)), **statistics_of(model, stream)}
+    return {**copied(run_repeatably(model, copied(batch), stream, train=False)), **statistics_of(model, stream)}
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:

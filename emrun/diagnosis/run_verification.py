@@ -65,82 +65,96 @@ def verify_run(run: StoredRun, overrides: list[str]) -> Json:
     Raises:
         ConfigError: the config of the run cannot be read, or an override cannot be applied.
     """
+    # the config, with the code of the run
     config = read_config(run.directory)
-    own = run.directory.absolute()
-    if not all(Path(each).is_dir() for each in code_directories(config.root)):
-        modules = own / "code" / "modules"  # not there if the run has no code of its own
-        overrides = [f"code_directory={json.dumps(escaped(str(modules if modules.is_dir() else own)))}", *overrides]
+    directory = run.directory.absolute()
+    if not all(Path(home).is_dir() for home in code_directories(config.root)):
+        modules = directory / "code" / "modules"  # not there if the run has no code of its own
+        overrides = [
+            f"code_directory={json.dumps(escaped(str(modules if modules.is_dir() else directory)))}",
+            *overrides,
+        ]
     config = config.overridden(overrides)
     ranks = int(run.trace.get("ranks") or 1)
     forks = None
     with suppress(Exception):  # the processes will say what is wrong with the code
         forks = forks_for(config) if ranks == 1 else None
+
+    # the parts
     rows: list[dict[str, str]] = []
     values: Mapping[str, Any] = {}
-    found: Mapping[str, Any] = {"not_compared": {}}
+    comparison: Mapping[str, Any] = {"not_compared": {}}
     with temporary_folder("verify") as place:
         for what, part in (("statistics", evaluated), ("first steps", _trained)):
             try:
-                result, text, values = part(run, own, partial(Job, str(place), overrides=overrides, ranks=ranks), forks)
+                result, text, values = part(
+                    run, directory, partial(Job, str(place), overrides=overrides, ranks=ranks), forks
+                )
             except EmrunError as error:
                 result = "left out"
                 text = without_frames(error)
             rows.append({"what": what, "result": result, "text": in_one_line(text)})
         if (place / _AGAIN / CONFIG).exists():
-            found = compare(run, StoredRun(place / _AGAIN))
-    results = [each["result"] for each in rows]
+            comparison = compare(run, StoredRun(place / _AGAIN))
+
+    # what may have made the difference
+    results = [row["result"] for row in rows]
     differences: dict[str, list[str]] = {DECIDES: [], MAY_CHANGE: [], HARDLY: []}
-    for severity, sentence in _differences(found, run.trace.get("seed"), config.get("seed")):
+    for severity, sentence in _differences(comparison, run.trace.get("seed"), config.get("seed")):
         differences[severity].append(in_one_line(sentence))
     return {
         "same": "differs" not in results and "same" in results,
         "rows": rows,
         "differences": differences,
-        "notes": [f"{part} not compared: {why}" for part, why in found["not_compared"].items()],
+        "notes": [f"{part} not compared: {why}" for part, why in comparison["not_compared"].items()],
         "cause": _cause(differences, results, values) if "differs" in results else None,
     }
 
 
-def evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
+def evaluated(run: StoredRun, directory: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
     """Compare the statistics that a checkpoint gives with those of its epoch."""
-    name = name_of_checkpoint(own / CHECKPOINTS, None)
+    name = name_of_checkpoint(directory / CHECKPOINTS, None)
     trained = run.value("main_loop.train_stream_name")
-    done = verify(find(own / CHECKPOINTS, name)).iteration
-    lines = [each["streams"] for each in run.epochs() if each["iteration"] == done]
+    done = verify(find(directory / CHECKPOINTS, name)).iteration
+    lines = [epoch["streams"] for epoch in run.epochs() if epoch["iteration"] == done]
     skipped = "train" if trained is MISSING else trained
-    recorded = {stream: each for stream, each in (lines[-1] if lines else {}).items() if stream != skipped and each}
+    recorded = {
+        stream: variables
+        for stream, variables in (lines[-1] if lines else {}).items()
+        if stream != skipped and variables
+    }
     if not recorded:
         return "left out", f"no statistics of an evaluation are recorded for checkpoint {name}", {}
-    made = job(config=str(own), name="evaluated", checkpoint=name, streams=list(recorded)).run(forks)
-    now = {stream: dict(statistics(each)) for stream, each in made.final["statistics"].items()}
+    made = job(config=str(directory), name="evaluated", checkpoint=name, streams=list(recorded)).run(forks)
+    now = {stream: dict(statistics(variables)) for stream, variables in made.final["statistics"].items()}
     both = {
         f"{stream}/{key}": [value, now[stream][key]]
-        for stream, each in recorded.items()
-        for key, value in statistics(each)
+        for stream, variables in recorded.items()
+        for key, value in statistics(variables)
         if key in now[stream]
     }
     values = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     if values:
         return "differs", f"checkpoint {name}, {_shown(values)}", {}
-    size = sum(len(list(statistics(each))) for each in recorded.values())
+    size = sum(len(list(statistics(variables))) for variables in recorded.values())
     compared = f"{len(both)} of {counted(size, 'statistic')}" if len(both) < size else counted(size, "statistic")
     return ("same" if both else "left out"), f"checkpoint {name}, {compared} to the last bit", {}
 
 
-def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
+def _trained(run: StoredRun, directory: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
     """Compare the step record of the first steps, trained again, with that of the run."""
     last = min(_STEPS, run.iterations_done)
     recorded = list(itertools.takewhile(lambda chunk: chunk.first <= last, run.steps()))
     if not recorded:
         return "left out", f"none of the first {_STEPS} steps is recorded", {}
-    older = own / _FIRST_CONFIG
-    again = job(config=str(older if older.is_file() else own), name=_AGAIN, end=last)
+    older = directory / _FIRST_CONFIG
+    again = job(config=str(older if older.is_file() else directory), name=_AGAIN, end=last)
     again.run(forks)
-    found = compare_steps(recorded, StoredRun(again.directory).steps())
-    if found["first"] is None:
-        return "same", f"{counted(found['compared'], 'step')} to the last bit", {}
-    values = found["first"]["values"]
-    return "differs", f"iteration {found['first']['iteration']}, {_shown(values)}", values
+    compared = compare_steps(recorded, StoredRun(again.directory).steps())
+    if compared["first"] is None:
+        return "same", f"{counted(compared['compared'], 'step')} to the last bit", {}
+    values = compared["first"]["values"]
+    return "differs", f"iteration {compared['first']['iteration']}, {_shown(values)}", values
 
 
 def without_frames(error: EmrunError) -> str:
@@ -154,24 +168,27 @@ def _shown(values: Mapping[str, Any]) -> str:
     return f"{name}: {recorded!r} recorded, {now!r} now{more}"
 
 
-def _differences(found: Mapping[str, Any], began: Any, seed: Any) -> Iterator[tuple[str, str]]:
+def _differences(comparison: Mapping[str, Any], began: Any, seed: Any) -> Iterator[tuple[str, str]]:
     """Yield what differs between a run and its first steps trained again: a severity, and a sentence."""
     if began not in (None, seed):
         yield DECIDES, f"config: the seed is {seed}, and the run began with {began}"
-    for each in found.get("data") or ():
+    for batch in comparison.get("data") or ():
         yield (
             DECIDES,
-            f"data: the first batch of stream {each['stream']!r} has other values of {listed(each['sources'])}",
+            f"data: the first batch of stream {batch['stream']!r} has other values of {listed(batch['sources'])}",
         )
-    for each in found.get("modules") or ():
-        severity = DECIDES if each["change"] == "changed" else MAY_CHANGE
-        yield severity, f"code: module {each['name']} {_MODULES[each['change']]}"
-    parts = [("Python", found.get("python")), ("device", found.get("device"))]
-    for name, pair in [*parts, *((f"package {each['name']}", each) for each in found.get("packages") or ())]:
+    for module in comparison.get("modules") or ():
+        severity = DECIDES if module["change"] == "changed" else MAY_CHANGE
+        yield severity, f"code: module {module['name']} {_MODULES[module['change']]}"
+    parts = [("Python", comparison.get("python")), ("device", comparison.get("device"))]
+    for name, pair in [
+        *parts,
+        *((f"package {package['name']}", package) for package in comparison.get("packages") or ()),
+    ]:
         if pair is not None:
             severity = HARDLY if name.startswith("package ") and name.split()[1] not in _COMPUTING else MAY_CHANGE
             yield severity, f"{name}: {pair['a'] or 'not there'}, and now {pair['b'] or 'not there'}"
-    if found.get("repositories"):
+    if comparison.get("repositories"):
         yield HARDLY, "code: the git repositories have other commits or changes"
 
 
@@ -179,8 +196,9 @@ def _cause(differences: Mapping[str, list[str]], results: list[str], values: Map
     """Return the likely cause of results that differ."""
     if not differences[DECIDES] and any(map(is_rate, values)):
         return "config: the learning rate is not that of the first steps; config.yaml has been changed since"
-    for each in (*differences[DECIDES], *differences[MAY_CHANGE]):
-        return each
+    sentences = [*differences[DECIDES], *differences[MAY_CHANGE]]
+    if sentences:
+        return sentences[0]
     if results[-1] == "same":
         return "record: the first steps are the same, so that the recorded statistics or the checkpoint were changed"
     return _UNKNOWN

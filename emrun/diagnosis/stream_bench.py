@@ -99,22 +99,24 @@ class StreamBench:
             reading: one of `readings`; the stream must have batches.
             step: seconds that the model takes for a batch.
         """
-        each = max(0.0, (reading.seconds_per_batch or 0.0) - (step if reading.setting.ahead else 0.0))
+        wait = max(0.0, (reading.seconds_per_batch or 0.0) - (step if reading.setting.ahead else 0.0))
         if self.length is None:
-            return each / (each + step)
-        waited = (reading.first or 0.0) + (self.length - 1) * each
+            return wait / (wait + step)
+        waited = (reading.first or 0.0) + (self.length - 1) * wait
         return waited / (waited + self.length * step)
 
     def chosen(self, step: float) -> Speed:
         """Return the reading with the recommended setting: the simplest that waits hardly longer than the best one."""
-        usual = [each for each in self.readings if each.setting.threads is None and each.setting.dtype is None]
+        usual = [
+            reading for reading in self.readings if reading.setting.threads is None and reading.setting.dtype is None
+        ]
         least = min(self.waiting(reading, step) for reading in usual)
         return next(reading for reading in usual if self.waiting(reading, step) <= least + _GAIN)
 
     def change(self, present: Setting, step: float) -> tuple[Speed | None, Speed | None]:
         """Return the reading as the config is, if possible, and one with which training waits least, if that helps."""
-        now = next((each for each in self.readings if _alike(each.setting, present)), None)
-        best = min(self.readings, key=lambda each: self.waiting(each, step))
+        now = next((reading for reading in self.readings if _is_same(reading.setting, present)), None)
+        best = min(self.readings, key=lambda reading: self.waiting(reading, step))
         helps = now is None or self.waiting(best, step) < self.waiting(now, step) - _GAIN
         return now, best if helps else None
 
@@ -160,9 +162,11 @@ def bench(
     """
     loaded = load_config(config, overrides)
     whole = loaded.tree
-    if wrong := [each for each in check_sections(whole) if each.key == "main_loop"]:  # no mapping; others do not matter
+    wrong = [problem for problem in check_sections(whole) if problem.key == "main_loop"]
+    if wrong:  # no mapping; others do not matter
         raise ConfigError(wrong)
     with preserved_randomness():
+        # the streams
         dataset = create_dataset(loaded)
         names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
         seed = loaded.get("seed")
@@ -174,22 +178,24 @@ def bench(
             functions = {name: stream_function(dataset, name) for name in names}
         except AttributeError as error:
             raise UsageError(str(error)) from error
-        own = loaded.get("main_loop") or {}
-        given = {key: own[key] for key in ("buffer", "workers") if isinstance(own.get(key), int)}
-        usual = Setting(**given, start_method=start_method)
+
+        # how fast each is read, with each setting
+        main_loop = loaded.get("main_loop") or {}
+        numbers = {key: main_loop[key] for key in ("buffer", "workers") if isinstance(main_loop.get(key), int)}
+        usual = Setting(**numbers, start_method=start_method)
         present = replace(usual, buffer=usual.of(dataset).buffer)
         most = 0 if asks_model(dataset) else cores()
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method, most)
         as_bytes = loaded.overridden(["dataset.dtype=uint8"])
         changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
         trained = names[0]
+        streams = []
+        for name, function in functions.items():
+            others = [(present, function), *changes] if name == trained else []
+            streams.append(reader.read(function, StreamBench(name, name == trained), others))
+
+        # how long the model takes
         no_step = None
-        streams = [
-            reader.read(
-                function, StreamBench(name, name == trained), [(present, function), *changes] if name == trained else []
-            )
-            for name, function in functions.items()
-        ]
         if reader.first_batch is None:
             step = None
             no_step = f"stream {trained!r} has no batches"
@@ -197,11 +203,12 @@ def bench(
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
-                scheduled = whole.get("model", "scheduler") is not None  # which may need the length of the run
-                model = create_model(loaded.overridden(["~model.scheduler"] * scheduled), dataset=dataset)
-                step = _seconds_of_a_step(
-                    model, _changed(loaded, model, dataset, reader.first_batch, trained), trained, seconds
-                )
+                unscheduled = loaded
+                if whole.get("model", "scheduler") is not None:  # which may need the length of the run
+                    unscheduled = loaded.overridden(["~model.scheduler"])
+                model = create_model(unscheduled, dataset=dataset)
+                batch = _changed(loaded, model, dataset, reader.first_batch, trained)
+                step = _seconds_of_a_step(model, batch, trained, seconds)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model may be for another machine, or unfinished
@@ -215,17 +222,17 @@ def _changes(
     config: Config, as_bytes: Config, dataset: Any, stream: str, present: Setting
 ) -> list[tuple[Setting, Callable[..., Any]]]:
     """Return what else than read-ahead may help: more threads, images as bytes; each with its stream function."""
-    found = []
+    changes = []
     if not present.workers and reading_threads() < cores():
-        found.append((replace(present, threads=cores()), stream_function(dataset, stream)))
+        changes.append((replace(present, threads=cores()), stream_function(dataset, stream)))
     is_other = config.get("dataset") != as_bytes.get("dataset")
     if is_other and "dtype" in inspect.signature(type(dataset)).parameters:
         with contextlib.suppress(Exception):  # its dtype is another thing
-            found.append((replace(present, dtype="uint8"), stream_function(create_dataset(as_bytes), stream)))
-    return found
+            changes.append((replace(present, dtype="uint8"), stream_function(create_dataset(as_bytes), stream)))
+    return changes
 
 
-def _alike(one: Setting, two: Setting) -> bool:
+def _is_same(one: Setting, two: Setting) -> bool:
     return (one.ahead, one.workers, one.threads, one.dtype) == (two.ahead, two.workers, two.threads, two.dtype)
 
 
@@ -261,7 +268,7 @@ class _Reader:
     def read(
         self,
         function: Callable[..., Any],
-        found: StreamBench,
+        measured: StreamBench,
         others: Sequence[tuple[Setting, Callable[..., Any]]] = (),
     ) -> StreamBench:
         """Read a stream with every setting that can help, after a first reading that loads files and imports."""
@@ -272,22 +279,22 @@ class _Reader:
             return function(ctx)
 
         self.passes = 0
-        _LOG.info("stream %r: warming up", found.name)
-        self._measure(watched if takes_context(function) else function, found, Setting())
-        found.shares_rows = any(context.skips for context in contexts)
-        tried = [(each, function) for each in settings(self.most, self.start_method)]
-        tried += [other for other in others if not any(_alike(other[0], each) for each, _ in tried)]
+        _LOG.info("stream %r: warming up", measured.name)
+        self._measure(watched if takes_context(function) else function, measured, Setting())
+        measured.shares_rows = any(context.skips for context in contexts)
+        tried = [(setting, function) for setting in settings(self.most, self.start_method)]
+        tried += [other for other in others if not any(_is_same(other[0], setting) for setting, _ in tried)]
         for setting, read in tried:
-            if setting.workers < 2 or found.shares_rows or (setting, read) in others:
-                _LOG.info("stream %r: %s", found.name, setting)
+            if setting.workers < 2 or measured.shares_rows or (setting, read) in others:
+                _LOG.info("stream %r: %s", measured.name, setting)
                 try:
                     with _with_threads(setting.threads):
-                        found.readings.append(self._measure(read, found, setting))
+                        measured.readings.append(self._measure(read, measured, setting))
                 except Exception as error:
                     if setting.dtype is None and not (setting.workers and isinstance(error, StreamError)):
                         raise
-                    _LOG.warning("stream %r cannot be read with %s: %s", found.name, setting, error)
-        return found
+                    _LOG.warning("stream %r cannot be read with %s: %s", measured.name, setting, error)
+        return measured
 
     def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Speed:
         """Read passes until the time is over; each has a new number, so that settings do not read the same data."""
@@ -299,7 +306,7 @@ class _Reader:
         behind = 0
         taken = 0.0
         ends_at = math.inf
-        each = max(1, setting.workers)  # batches that are not timed: one per worker, while workers start
+        untimed = max(1, setting.workers)  # batches that are not timed: one per worker, while workers start
         with contextlib.closing(wrapper), wrapper:
             while perf_counter() < ends_at:
                 began = perf_counter()
@@ -309,16 +316,16 @@ class _Reader:
                     if stream.trains and self.first_batch is None:
                         self.first_batch = batch
                     ends_at = min(ends_at, times[0] + self.seconds)
-                    if times[-1] >= ends_at and (behind or len(times) > each):  # after one timed batch
+                    if times[-1] >= ends_at and (behind or len(times) > untimed):  # after one timed batch
                         break
                 self.passes += 1
                 if not times:
                     stream.length = 0
                     return Speed(setting, None, None)
                 firsts.append(times[0] - began)
-                if len(times) > each:
-                    behind += len(times) - each
-                    taken += times[-1] - times[each - 1]
+                if len(times) > untimed:
+                    behind += len(times) - untimed
+                    taken += times[-1] - times[untimed - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
         return Speed(setting, statistics.median(firsts), taken / behind if behind else None)
@@ -337,7 +344,7 @@ def _with_threads(count: int | None) -> Iterator[None]:
 def _changed(config: Config, model: AbstractModel, dataset: Any, batch: Batch, stream: str) -> Batch:
     """Return a batch as the hooks of the config change it in training, before the model gets it."""
     hooks = create_hooks(config, model=model, dataset=dataset) if config.get("hooks") else ()
-    changers = [each for each in hooks if may_change_batches(each)]
+    changers = [hook for hook in hooks if may_change_batches(hook)]
     if not changers:
         return batch
     loop = MainLoop(model, dataset, changers, train_stream_name=stream)

@@ -81,6 +81,7 @@ def try_out(config: Config, ranks: int = 1) -> Json:
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
     with apart() as notes, temporary_folder("check") as place:
+        # the objects of the config
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -90,6 +91,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
             for name in plan.get("eval", {})
             if not hasattr(training.dataset, f"{name}_stream")
         )
+
+        # a copy of the model makes steps, and is saved and loaded
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
         copy: AbstractModel | None = None
@@ -106,6 +109,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
             if copy is not None:
                 call_event(copy, "after_training", success=True)
             switch.after_training(success=True)
+
+        # what is known now
         shown = None if schedule is None else schedule.as_dict()
         report = tryout.report()
         dataset = training.dataset
@@ -115,6 +120,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
         if ranks > 1:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
+
+        # a short training with all hooks
         del training, copy, round_trip, tryout  # the memory of two models
         rehearse(plan, place, dataset, lengths, ranks=ranks)
         notes[:] = dict.fromkeys(notes)
@@ -130,17 +137,17 @@ def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> Json:
         done: the `epochs` and `iterations` of the run, if they are known.
         kept: how many checkpoints the run keeps at most, if this is known.
     """
-    size = sum(each.stat().st_size for each in (place / CHECKPOINTS / "latest").resolve().iterdir())
-    found: Json = {"checkpoint": {"bytes": size, "how": "measured"}}
+    size = sum(file.stat().st_size for file in (place / CHECKPOINTS / "latest").resolve().iterdir())
+    on_disk: Json = {"checkpoint": {"bytes": size, "how": "measured"}}
     if kept is not None:
-        found["kept checkpoints"] = {"bytes": kept * size, "how": f"at most {kept} of this size"}
+        on_disk["kept checkpoints"] = {"bytes": kept * size, "how": f"at most {kept} of this size"}
     if done:
         lines = (place / METRICS).read_bytes().splitlines()
         per_step = (place / STEPS).stat().st_size / json.loads(lines[-1])["iteration"]
         per_epoch = len(lines[-1]) + (place / ROWS).stat().st_size / len(lines)
         size = round((done["epochs"] + 1) * per_epoch + done["iterations"] * per_step)  # also epoch 0
-        found["record"] = {"bytes": size, "how": "estimated from the rows of the short epoch"}
-    return found
+        on_disk["record"] = {"bytes": size, "how": "estimated from the rows of the short epoch"}
+    return on_disk
 
 
 def build_apart(config: Config) -> Training:
@@ -213,7 +220,7 @@ class Tryout:
         self._dataset = training.dataset
         self._hooks = training.hooks
         self._model = model
-        self._changers = [each for each in (*training.hooks, model) if may_change_batches(each)]
+        self._changers = [receiver for receiver in (*training.hooks, model) if may_change_batches(receiver)]
         self._round_trip = round_trip
         self._notes = notes
         self._lengths = stream_lengths(training.dataset)
@@ -234,14 +241,14 @@ class Tryout:
 
     def run(self) -> None:
         """Try all streams: first those of the main loop; of the others, only the batches are read."""
-        own = self._loop.streams.sources
+        in_loop = self._loop.streams.sources
         with self.hooks_called():
-            for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
+            for name in [*in_loop, *(stream for stream in stream_names(self._dataset) if stream not in in_loop)]:
                 try:
-                    self._try_stream(name, is_run=name in own)
+                    self._try_stream(name, is_run=name in in_loop)
                     self._look_at_sample(name)
                 except BaseException as error:  # the user's code may also have called sys.exit
-                    if name in own or isinstance(error, KeyboardInterrupt):
+                    if name in in_loop or isinstance(error, KeyboardInterrupt):
                         error.add_note(f"while trying the first batches of stream {name!r}")
                         raise
                     self._notes.append(
@@ -252,7 +259,7 @@ class Tryout:
     @contextmanager
     def hooks_called(self) -> Iterator[None]:
         """Call the hooks that may change batches at the beginning and, unless something fails, at the end."""
-        hooks = [each for each in self._changers if each is not self._model]
+        hooks = [receiver for receiver in self._changers if receiver is not self._model]
         for hook in hooks:
             call_event(hook, "before_training")
             call_event(hook, "before_epoch", epoch_id=1)
@@ -276,7 +283,9 @@ class Tryout:
                         for source, reason in encode_all(changed)[1].items()
                     ]
             looked_at += 1
-        self._notes += [f"stream {name!r}: source {each!r} has values that are not finite" for each in _gaps(sources)]
+        self._notes += [
+            f"stream {name!r}: source {source!r} has values that are not finite" for source in _gaps(sources)
+        ]
         self._streams[name] = {
             "batches": self._lengths.get(name),
             "looked_at": looked_at,
@@ -291,7 +300,7 @@ class Tryout:
             StreamError: the stream breaks its contract, or the loop runs it and it is empty.
         """
         usable = self.lengths[name] = 0
-        changed_by = ", ".join(type(each).__name__ for each in self._changers)
+        changed_by = ", ".join(type(receiver).__name__ for receiver in self._changers)
         check = self._loop.parts.checks.begin(name, changed_by)
         with closing(self._batches(name)) as batches:
             for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
@@ -327,8 +336,8 @@ class Tryout:
             return batch
         changed = dict(batch)
         with self._loop.progress.streams_of(train=name == self._loop.train_stream_name):
-            for each in self._changers:
-                call_event(each, "before_batch", stream_name=name, batch=changed)
+            for receiver in self._changers:
+                call_event(receiver, "before_batch", stream_name=name, batch=changed)
         return changed if self._loop.parts.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
@@ -362,8 +371,10 @@ class Tryout:
         source = part.partition(".")[0]  # of a mapping
         in_model = (*self._model.input_names, *self._model.optional_input_names)
         readers = [type(hook).__name__ for hook in self._hooks if {source, part} & {*(read_by(hook) or ())}]
-        users = [*(["model"] if {source, part} & {*in_model} else []), *dict.fromkeys(readers)]
-        able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
+        users = list(dict.fromkeys(readers))
+        if {source, part} & {*in_model}:
+            users.insert(0, "model")
+        able = [type(receiver).__name__ for receiver in (*self._hooks, self._model) if may_read_anything(receiver)]
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
     def report(self) -> Json:
@@ -373,17 +384,17 @@ class Tryout:
         lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
-        seconds = {
-            name: taken * lengths[name] / (extra[name].every or 1 if name in extra else 1)
-            for name, taken in self._seconds.items()
-            if lengths.get(name)
-        }
+        seconds = {}
+        for name, taken in self._seconds.items():
+            every = extra[name].every if name in extra else None
+            if lengths.get(name):
+                seconds[name] = taken * lengths[name] / (every or 1)
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,
             "reading": dict(self._loop.reading_ahead),
             "outputs": {name: _seen(info) for name, info in self._outputs.items()},
-            "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
+            "statistics": {name: dict(values) for name in self._streams if (values := self._model.stream_values(name))},
             "parameters": list(parameters(self._model)),
             "parameter_groups": list(parameter_groups(self._model)),
             "precision": getattr(self._model, "precision", None),
@@ -395,7 +406,7 @@ class Tryout:
 
     def _forecast(self, seconds: Mapping[str, float], length: int | None) -> Json:
         """Return what a run will take: what -> {`seconds` or `bytes`, `how` it is known}."""
-        found: Json = {}
+        forecast: Json = {}
         if length:
             window = self._model.iterations_per_update
             iterations = {"epochs": length, "passes": length, "iterations": 1, "updates": window}
@@ -406,14 +417,14 @@ class Tryout:
             if epochs is not None:
                 self.done = {"epochs": epochs, "iterations": epochs * length, "updates": epochs * length / window}
             if epochs is not None and {*seconds} >= {*self._loop.streams.extra}:
-                found["training"] = {"seconds": epochs * sum(seconds.values()), "how": "estimated"}
+                forecast["training"] = {"seconds": epochs * sum(seconds.values()), "how": "estimated"}
         if self._step_memory is not None:
-            found["tensors of a step"] = {"bytes": self._step_memory.peak, "how": "measured"}
-        return found
+            forecast["tensors of a step"] = {"bytes": self._step_memory.peak, "how": "measured"}
+        return forecast
 
     def most_kept(self) -> int | None:
         """Return how many checkpoints the hooks keep at most; None if this is not known; call it after `report`."""
-        counts = [each.most_kept(self.done) for each in self._hooks if hasattr(each, "most_kept")]
+        counts = [hook.most_kept(self.done) for hook in self._hooks if hasattr(hook, "most_kept")]
         return None if None in counts else math.floor(sum(counts))
 
 
@@ -445,11 +456,11 @@ def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
 @contextmanager
 def apart() -> Iterator[list[str]]:
     """Collect the warnings of emrun's log, and restore random states and environment variables at the end."""
-    found: list[str] = []
+    warnings: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            warnings.append(record.getMessage())
 
     before = set(os.environ)
     handler = Collect(logging.WARNING)
@@ -459,7 +470,7 @@ def apart() -> Iterator[list[str]]:
     log.propagate = False  # the report shows the warnings
     try:
         with preserved_randomness():
-            yield found
+            yield warnings
     finally:
         log.propagate = propagates
         log.removeHandler(handler)

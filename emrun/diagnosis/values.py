@@ -31,9 +31,9 @@ def not_finite(values: Any) -> Sequence[int]:
     if array is not None:
         if array.dtype.kind not in "fc" or np.isfinite(array).all():
             return ()
-        return [int(each) for each in np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))]
+        return [int(index) for index in np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))]
     entries = values.unbind() if is_nested(values) else values
-    return [index for index, each in enumerate(entries) if _has_gap(each)]
+    return [index for index, entry in enumerate(entries) if _has_gap(entry)]
 
 
 def _has_gap(value: Any) -> bool:
@@ -51,8 +51,8 @@ def scalars(values: Any) -> list[Any] | None:
     if array is not None:
         return array.tolist() if array.ndim == 1 and array.dtype.kind in "biuUS" else None
     known = str, int, np.integer
-    if isinstance(values, np.ndarray | list | tuple) and all(isinstance(each, known) for each in values):
-        return [each.item() if isinstance(each, np.generic) else each for each in values]
+    if isinstance(values, np.ndarray | list | tuple) and all(isinstance(value, known) for value in values):
+        return [value.item() if isinstance(value, np.generic) else value for value in values]
     return None
 
 
@@ -61,18 +61,18 @@ def sorted_sources(batches: Iterable[Mapping[str, Any]]) -> list[str]:
 
     A source in which every value is another one, such as the number of the example, is left out.
     """
-    parts: dict[str, list[Any]] = {}
+    by_source: dict[str, list[Any]] = {}
     for batch in batches:
         for name, values in batch.items():
-            parts.setdefault(name, []).append(_whole_numbers(values))
-    found = []
-    for name, arrays in parts.items():
+            by_source.setdefault(name, []).append(_whole_numbers(values))
+    names = []
+    for name, arrays in by_source.items():
         if all(array is not None for array in arrays):
             values = np.concatenate(arrays)
             steps = values[1:] >= values[:-1]
             if len(values) >= _FEWEST and steps.all() and len(np.unique(values)) < len(values):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _whole_numbers(values: Any) -> Any:

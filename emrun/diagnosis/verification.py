@@ -85,12 +85,16 @@ def verify(
         VerificationFailed: a run failed for another reason than a difference.
     """
     loaded = load_config(config, overrides)
-    arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
+    arguments = list(overrides)
+    if loaded.get("seed") is None:
+        arguments.append(f"seed={draw_seed()}")
     with temporary_folder("verify") as place:
+        # a run without interruption
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         numbers = sorted(dict.fromkeys(resumed_on or [ranks]), key=lambda number: number == ranks)  # the same at last
-        most = 2 + (not full_epochs) + (1 + len(numbers)) * (len(dict.fromkeys(at)) or _MOST_POINTS)
+        uninterrupted = 2 if full_epochs else 3
+        most = uninterrupted + (1 + len(numbers)) * (len(dict.fromkeys(at)) or _MOST_POINTS)
         runs = _Runs(tell, forks_for(loaded) if ranks == 1 else None, most)
         _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
@@ -108,6 +112,8 @@ def verify(
             )
             started = time.monotonic()
             straight = runs.make(job("straight-short"))
+
+        # where it is interrupted
         settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
@@ -116,19 +122,25 @@ def verify(
         count = 1 + (1 + len(numbers)) * len(points)
         runs.most = runs.done + count
         _LOG.info("%d more runs will take about %s", count, duration(count * (time.monotonic() - started)))
+
+        # the same run again
         _LOG.info("running again without interruption")
-        end = straight.end + (straight.epoch_ends[-1] == straight.end)  # after the epoch if a hook ended the run there
+        end = straight.end
+        if straight.epoch_ends[-1] == end:  # a hook may have ended the run there
+            end += 1
         again = runs.make(job("again", end=end), forks=False)
         causes = Causes(straight, again, straight.one("begin").get("buffer", 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
-        found = find_difference(straight, [again], vary)
-        if found is not None:
-            return _result(straight, [_row(None, "", causes.explain(found, again))], notes)
+        difference = find_difference(straight, [again], vary)
+        if difference is not None:
+            return _result(straight, [_row(None, "", causes.explain(difference, again))], notes)
         notes += [
             f"not compared: {PARTS[part]} {name}, which differs between two uninterrupted runs"
             for part, names in vary.items()
             for name in sorted(names)
         ]
+
+        # interrupted and resumed
         rows = []
         by = signal.SIGKILL if kill else signal.SIGTERM
         rounded = _ROUNDED.get((loaded.get("model") or {}).get("precision"), 1e-2)
@@ -146,22 +158,29 @@ def verify(
                 )
                 continue
             for size, second in runs.resumed(job(name, end=end, resume=True), numbers):
-                found, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
-                rows.append(_row(point, by.name, found, second.one("begin").get("iteration"), size, share))
+                difference, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
+                rows.append(_row(point, by.name, difference, second.one("begin").get("iteration"), size, share))
         return _result(straight, rows, notes)
 
 
 def _row(
     point: Point | None,
     by: str,
-    found: Difference | None,
+    difference: Difference | None,
     resumed_at: int | None = None,
     resumed_on: int | None = None,
     rounding: float | None = None,
 ) -> Json:
-    where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
-    told = {"difference": found and found.what, "likely_cause": found and found.cause}
-    return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": resumed_on, "rounding": rounding, **told}
+    return {
+        "interrupted_at": None if point is None else point.name,
+        "iteration": None if point is None else point.iteration,
+        "by": by,
+        "resumed_at": resumed_at,
+        "resumed_on": resumed_on,
+        "rounding": rounding,
+        "difference": None if difference is None else difference.what,
+        "likely_cause": None if difference is None else difference.cause,
+    }
 
 
 def _result(straight: Recording, rows: list[Json], notes: list[str]) -> Json:
@@ -205,8 +224,8 @@ def _compared(
     """Compare an interrupted and resumed run with the uninterrupted one: exactly, or see `find_rounded`."""
     if most is not None:
         return find_rounded(causes.straight, second, vary, most)
-    found = find_difference(causes.straight, [first, second], vary)
-    return found and causes.explain(found, second), None
+    difference = find_difference(causes.straight, [first, second], vary)
+    return None if difference is None else causes.explain(difference, second), None
 
 
 def forks_for(config: Config) -> Jobs | None:
@@ -222,14 +241,14 @@ def _same_horizon(config: Config, updates: int | None) -> list[str]:
         config: the config.
         updates: the horizon; None if it is not known.
     """
-    found = []
+    further = []
     for index, (name, arguments) in enumerate(map(hook_entry, hook_entries(config.tree))):
         if updates is not None and arguments is not None and isinstance(arguments.value, dict):
             limits = [limit for limit in ("epochs", "passes") if limit in arguments.value]
             if same_class(name, "StopAfter") and limits:
                 key = f"hooks.{index}.{name}"
-                found += [f"{key}.updates={updates}", *(f"~{key}.{limit}" for limit in limits)]
-    return found
+                further += [f"{key}.updates={updates}", *(f"~{key}.{limit}" for limit in limits)]
+    return further
 
 
 def _usual(straight: Recording) -> Iterator[Point]:
@@ -254,7 +273,7 @@ def _usual(straight: Recording) -> Iterator[Point]:
     if ends[0]:
         yield Point("the last batch of an epoch", ends[0], stream)
     for end in ends[:2]:
-        evaluated = [each for each in straight.of("batch") if not each["training"] and each["iteration"] == end]
+        evaluated = [event for event in straight.of("batch") if not event["training"] and event["iteration"] == end]
         if evaluated:
             middle = evaluated[(len(evaluated) - 1) // 2]
             yield Point(f"an evaluation ({middle['stream']})", end, middle["stream"], middle["number"])

@@ -90,8 +90,8 @@ class Job:
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while the process runs."""
         if self._status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if found else None
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if ended else None
         return self._status
 
     def result(self) -> tuple[int, str]:
@@ -177,8 +177,8 @@ class Jobs:
             for place in PLACES:
                 os.dup2(output.fileno(), place)
             device = None if self._devices is None else self._devices[slot % len(self._devices)]
-            given = {"CUDA_VISIBLE_DEVICES": device, THREADS: threads, SHARE: self._share}
-            os.environ |= {name: str(value) for name, value in given.items() if value is not None}
+            variables = {"CUDA_VISIBLE_DEVICES": device, THREADS: threads, SHARE: self._share}
+            os.environ |= {name: str(value) for name, value in variables.items() if value is not None}
             forget_in_child()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             if not forks:

@@ -72,15 +72,15 @@ class Pair(Trials):
         Args:
             before: the directories of the runs that were finished before the comparison began or continued.
         """
-        first, second = [recorded_batches(each.directory / "code") for each in self.trials]
+        first, second = [recorded_batches(trial.directory / "code") for trial in self.trials]
         common = first.keys() & second.keys()
-        older = [each for each in self.trials if each.directory in before]
-        were_compared = len(older) == 2 and all(each.directory.parent == self.directory for each in older)
+        older = [trial for trial in self.trials if trial.directory in before]
+        were_compared = len(older) == 2 and all(trial.directory.parent == self.directory for trial in older)
         if not older or were_compared or (common and all(first[key] == second[key] for key in common)):
             return None
         _LOG.info("a pair is trained again, as the data may have changed since %s", from_here(older[0].directory))
-        found = tuple(new if trial in older else trial for trial, new in zip(self.trials, self._instead, strict=True))
-        return Pair(self, found, found)
+        trials = tuple(new if old in older else old for old, new in zip(self.trials, self._instead, strict=True))
+        return Pair(self, trials, trials)
 
 
 def _again(trial: Trial) -> Trial:
@@ -95,20 +95,23 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
         sides: the trials of each config.
         finished: digest of a config -> the directory of a finished run.
     """
-    both = [[_known(side, each, finished) for each in side.experiment({}).trials] for side in sides]
-    return [Pair(sides[0], *zip(*pair, strict=True)) for pair in zip(*both, strict=True)]
+    both = [[_known(side, trial, finished) for trial in side.experiment({}).trials] for side in sides]
+    pairs = []
+    for (a, instead_of_a), (b, instead_of_b) in zip(*both, strict=True):
+        pairs.append(Pair(sides[0], (a, b), (instead_of_a, instead_of_b)))
+    return pairs
 
 
 def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> tuple[Trial, Trial]:
     """Return a trial, or the finished run that takes its place, and what is trained if its data are out of date."""
-    again = _again(trial)
-    if again.directory.exists():
-        trial = again
+    second = _again(trial)
+    if second.directory.exists():
+        trial = second
     place = finished.get(identity(with_statistics(side.config_of(trial))))
     if place is not None and not trial.directory.exists():
         known = replace(trial, directory=place)
-        found = result_of(known, side.settings, side.code)
-        if found.value is not None and found.changed is not None and not found.changed:
+        result = result_of(known, side.settings, side.code)
+        if result.value is not None and result.changed is not None and not result.changed:
             _LOG.info("the run %s has the config and the seed of a pair, and is not trained again", from_here(place))
             return known, trial
     return trial, _again(trial)
@@ -131,17 +134,18 @@ def whole(result: Result, trial: Trial) -> Result:
 
 def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
     """Return digest of the config -> directory, of finished runs: those among `sources`, beside these, in `root`."""
-    runs = [resolved(each) for each in sources if (Path(each) / TRACE).exists()]
-    found: dict[str, Path] = {}
-    for place in dict.fromkeys([*runs, *(each.parent for each in runs), root]):
+    runs = [resolved(source) for source in sources if (Path(source) / TRACE).exists()]
+    directories: dict[str, Path] = {}
+    for place in dict.fromkeys([*runs, *(run.parent for run in runs), root]):
         with suppress(UsageError, StorageError):
-            for run in (each for each in find_runs(place) if each.status == "finished"):
-                with suppress(ConfigError, StorageError):
-                    found.setdefault(digest_of(run.final), run.directory)
-    return found
+            for run in find_runs(place):
+                if run.status == "finished":
+                    with suppress(ConfigError, StorageError):
+                        directories.setdefault(digest_of(run.final), run.directory)
+    return directories
 
 
-def check_alike(a: Node, b: Node, variable: str) -> None:
+def check_comparable(a: Node, b: Node, variable: str) -> None:
     """Check that data, metric and budget of two configs are the same, so that they can be compared.
 
     Args:
@@ -160,19 +164,19 @@ def check_alike(a: Node, b: Node, variable: str) -> None:
     }
     keys = [key for key, _, _ in differences(a, b) if key != "dataset.batch_size"]
     for what, wanted in parts.items():
-        found = [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in wanted)]
-        if found:
+        differing = [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in wanted)]
+        if differing:
             raise UsageError(
-                f"the {what} of the two differ ({listed(found)}); to compare them all the same, use --anyway"
+                f"the {what} of the two differ ({listed(differing)}); to compare them all the same, use --anyway"
             )
 
 
 def direction_of(variable: str) -> Condition | None:
     """Return whether smaller or larger values of a variable are better, as its name tells; None if it does not."""
     words = variable.lower().split("_")
-    return (
-        "min" if any(each in words for each in _LOSSES) else "max" if any(each in words for each in _SCORES) else None
-    )
+    if any(word in words for word in _LOSSES):
+        return "min"
+    return "max" if any(word in words for word in _SCORES) else None
 
 
 def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> Json:
@@ -200,13 +204,13 @@ def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: floa
     elif low > 0 or high < 0:
         word = "b" if (low > 0) == (condition == "max") else "a"
     sides = {"a": a, "b": b}
-    means = {name: fmean(each) for name, each in sides.items()}
+    means = {name: fmean(values) for name, values in sides.items()}
     return {
         "verdict": word,
         "means": means,
         "difference": means["b"] - means["a"],
         "interval": (low, high) if math.isfinite(half) else None,
-        "noise": {name: stdev(each) for name, each in sides.items()} if len(a) > 1 else None,
+        "noise": {name: stdev(values) for name, values in sides.items()} if len(a) > 1 else None,
     }
 
 
@@ -249,12 +253,12 @@ def worst_for_missing(sides: Sequence[Sequence[float | None]], condition: Condit
     Raises:
         UsageError: no run has a value.
     """
-    finite = sorted(each for side in sides for each in side if has_value(each))
+    finite = sorted(value for side in sides for value in side if has_value(value))
     if not finite:
         raise UsageError("no run is finished and has a finite value of the metric")
     beyond = (finite[-1] - finite[0]) or abs(finite[-1]) or 1.0
     worst = finite[-1] + beyond if condition == "min" else finite[0] - beyond
-    return [[each if has_value(each) else worst for each in side] for side in sides]
+    return [[value if has_value(value) else worst for value in side] for side in sides]
 
 
 def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str) -> Json | None:
@@ -269,13 +273,14 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
         `stream`, `pairs` (those with predictions of both), `fixed` and `broken`, the names of examples; None if there
         are no predictions.
     """
-    found = [[_right_in(each, stream, variable) for each in places] for places in pairs]
-    both = [(a, b) for a, b in found if a and b]
+    right_examples = [[_right_in(place, stream, variable) for place in places] for places in pairs]
+    both = [(a, b) for a, b in right_examples if a and b]
     votes = defaultdict(list)
     for a, b in both:
-        for name in (each for each in a if each in b):
-            votes[name].append((a[name], b[name]))
-    shares = {name: tuple(map(fmean, zip(*each, strict=True))) for name, each in votes.items()}
+        for name in a:
+            if name in b:
+                votes[name].append((a[name], b[name]))
+    shares = {name: tuple(map(fmean, zip(*outcomes, strict=True))) for name, outcomes in votes.items()}
     if not shares:
         return None
     fixed = [name for name, (a, b) in shares.items() if a < 0.5 < b]
@@ -287,12 +292,14 @@ def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
     """Return example -> 0 or 1, by the file of `SavePredictions`; nothing without one, or if there are other values."""
     run = StoredRun(directory)
     with suppress(ConfigError, StorageError, ValueError, *_OF_OTHERS):  # no predictions, or others' files
-        given = [each["SavePredictions"] for each in run.final.get("hooks") or () if "SavePredictions" in each]
-        files = [str(each["file"]) for each in given if each["stream"] == stream]
-        for file in (each for each in files if each.endswith((".csv", ".jsonl"))):
+        given = [hook["SavePredictions"] for hook in run.final.get("hooks") or () if "SavePredictions" in hook]
+        files = [str(arguments["file"]) for arguments in given if arguments["stream"] == stream]
+        for file in files:
+            if not file.endswith((".csv", ".jsonl")):
+                continue
             lines = io.StringIO(read_regular(directory / file, _LARGEST, len(Path(file).parts)).decode())
             rows: Iterable[Any] = csv.DictReader(lines) if file.endswith(".csv") else map(json.loads, lines)
-            found = {str(row.get("id", row.get("position"))): float(row[variable]) for row in rows if variable in row}
-            if found and set(found.values()) <= {0.0, 1.0}:
-                return found
+            right = {str(row.get("id", row.get("position"))): float(row[variable]) for row in rows if variable in row}
+            if right and set(right.values()) <= {0.0, 1.0}:
+                return right
     return {}

@@ -95,8 +95,8 @@ class Span:
 
     def _at(self, index: int) -> float:
         """Return a value as it would be written: 0.1 + 2 * 0.1 is 0.3."""
-        found = Decimal(str(self.low)) + index * Decimal(str(self.step))
-        return int(found) if self.is_whole else float(found)
+        exact = Decimal(str(self.low)) + index * Decimal(str(self.step))
+        return int(exact) if self.is_whole else float(exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ class Parameter:
     def overrides(self, value: Value) -> dict[str, Position]:
         """Return override -> the position to which an error about it belongs."""
         positions = self.positions[0 if self.span is not None else value]
-        return {f"{key}={text_of(each)}": positions[key] for key, each in self.setting(value).items()}
+        return {f"{key}={text_of(setting)}": positions[key] for key, setting in self.setting(value).items()}
 
     def shown(self, value: Value) -> str:
         """Return a value for a table."""
         setting = self.setting(value)
         if list(setting) == [self.name]:
             return text_of(setting[self.name])
-        return ", ".join(f"{key.rpartition('.')[2]}={text_of(each)}" for key, each in setting.items())
+        return ", ".join(f"{key.rpartition('.')[2]}={text_of(part)}" for key, part in setting.items())
 
     def nearest(self, value: Value) -> Value:
         """Return the value that a proposal stands for; see `Span.nearest`."""
@@ -153,7 +153,7 @@ class Parameter:
         """
         if self.span is None:
             for index, choice in enumerate(self.choices):
-                if all(type(config[key]) is type(each) and config[key] == each for key, each in choice.items()):
+                if all(type(config[key]) is type(wanted) and config[key] == wanted for key, wanted in choice.items()):
                     return index
             return None
         value = config[self.name]
@@ -180,23 +180,25 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
             raise _wrong(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'")
         nodes[name] = node_of(parse_typed(values, here.source, "put texts in double quotes").plain(), here)
     problems: list[Problem] = []
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     for name, node in nodes.items():
         try:
-            found.append(_parameter(str(name), node))
+            parameters.append(_parameter(str(name), node))
         except ConfigError as error:
             problems += error.problems
     owners: dict[str, str] = {}
-    for each in found:
-        for key in each.keys:
-            if owners.setdefault(key, each.name) != each.name:
-                position = next(iter(each.positions[0].values()))
+    for parameter in parameters:
+        for key in parameter.keys:
+            if owners.setdefault(key, parameter.name) != parameter.name:
+                position = next(iter(parameter.positions[0].values()))
                 problems.append(
-                    Problem(position, key, f"is set by two parameters: {owners[key]} and {each.name}", "config.sweep")
+                    Problem(
+                        position, key, f"is set by two parameters: {owners[key]} and {parameter.name}", "config.sweep"
+                    )
                 )
     if problems:
         raise ConfigError(problems)
-    return found
+    return parameters
 
 
 def _parameter(name: str, node: Node) -> Parameter:
@@ -216,16 +218,18 @@ def _parameter(name: str, node: Node) -> Parameter:
         )
     if not node.value:
         raise _wrong(node.position, name, "the list of values is empty")
+
+    # a list of values, or of mappings that set several keys
     if is_key:
-        choices: list[dict[str, Node]] = [{name: each} for each in node.value]
+        choices: list[dict[str, Node]] = [{name: child} for child in node.value]
     else:
-        choices = [_several(name, each) for each in node.value]
-    plain = tuple({key: each.plain() for key, each in choice.items()} for choice in choices)
-    looks = [{key: repr(value) for key, value in choice.items()} for choice in plain]
-    for index, choice in enumerate(looks):
-        if choice in looks[:index]:
+        choices = [_several(name, child) for child in node.value]
+    plain = tuple({key: child.plain() for key, child in choice.items()} for choice in choices)
+    texts = [{key: repr(value) for key, value in choice.items()} for choice in plain]
+    for index, choice in enumerate(texts):
+        if choice in texts[:index]:
             raise _wrong(node.value[index].position, name, "the list has this value twice")
-    return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
+    return Parameter(name, plain, None, tuple({key: child.position for key, child in one.items()} for one in choices))
 
 
 def _several(name: str, node: Node) -> dict[str, Node]:
@@ -257,7 +261,7 @@ def _wrong(position: Position | None, name: str, message: str) -> ConfigError:
 def text_of(value: Any) -> str:
     """Return a plain value as YAML in one line, as overrides have it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{text_of(key)}: {text_of(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{text_of(key)}: {text_of(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, str):
@@ -265,5 +269,7 @@ def text_of(value: Any) -> str:
         quoted = json.dumps(value, ensure_ascii=False)
         return value if is_word else _UNUSUAL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
     if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        if math.isnan(value):
+            return ".nan"
+        return ".inf" if value > 0 else "-.inf"
     return json.dumps(value)

@@ -128,11 +128,11 @@ def run_processes(
     ranks: list[Popen[bytes]] = []
     try:
         for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
             ranks.append(
                 Popen(
                     [sys.executable, "-P", "-c", program, *arguments],
-                    env=shared | own,
+                    env=shared | of_rank,
                     stdin=DEVNULL,
                     stdout=None if errors is None else DEVNULL,
                     stderr=errors,
@@ -142,10 +142,10 @@ def run_processes(
         with Signals(passed_on) as signals:  # not before, so that the processes begin with SIGUSR1 ignored
             return _failures(ranks, signals, place)
     finally:
-        for each in ranks:
-            each.kill()
-        for each in ranks:
-            each.wait()
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            process.wait()
 
 
 def _failures(ranks: Sequence[Popen[bytes]], signals: Signals, place: Path) -> dict[int, int]:
@@ -156,10 +156,10 @@ def _failures(ranks: Sequence[Popen[bytes]], signals: Signals, place: Path) -> d
     codes: dict[int, int] = {}
     failed_at = ends_at = None
     while True:
-        for rank, each in enumerate(ranks):
-            if rank not in codes and (code := each.poll()) is not None:
+        for rank, process in enumerate(ranks):
+            if rank not in codes and (code := process.poll()) is not None:
                 codes[rank] = code
-        running = [each for rank, each in enumerate(ranks) if rank not in codes]
+        running = [process for rank, process in enumerate(ranks) if rank not in codes]
         if not running:
             return {rank: code for rank, code in codes.items() if code}
         if failed_at is None and any(codes.values()):
@@ -172,20 +172,20 @@ def _failures(ranks: Sequence[Popen[bytes]], signals: Signals, place: Path) -> d
             signals.pending.append(signal.SIGKILL)
         while signals.pending:
             number = signals.pending.pop(0)
-            for each in running:
-                each.send_signal(number)
+            for process in running:
+                process.send_signal(number)
         signals.wait(_LOOK)
 
 
 def _miss_another(codes: Mapping[int, int], place: Path) -> bool:
     """Return whether all ranks that have failed have left words without a cause: another rank has failed before."""
-    said = _words(place)
-    return all(rank in said and not said[rank]["cause"] for rank, code in codes.items() if code)
+    words = _words(place)
+    return all(rank in words and not words[rank]["cause"] for rank, code in codes.items() if code)
 
 
 def _words(place: Path) -> dict[int, Json]:
     """Return rank -> its last words."""
-    return {int(each.stem): json.loads(each.read_text(encoding="utf-8")) for each in sorted(place.glob("*.json"))}
+    return {int(file.stem): json.loads(file.read_text(encoding="utf-8")) for file in sorted(place.glob("*.json"))}
 
 
 def begin(place: str, parent: int) -> None:
@@ -209,31 +209,35 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
         failures: rank -> exit status, in the order in which they ended.
         place: the directory with the last words of the ranks.
     """
+    # which rank has failed first
     named = place / DIRECTORY
     directory = named.read_text(encoding="utf-8") if named.exists() else None
     if not failures:
         return Ended(0, directory=directory)
-    said = _words(place)
-    causes = {rank: words for rank, words in said.items() if words["cause"]}
+    words_of = _words(place)
+    causes = {rank: entry for rank, entry in words_of.items() if entry["cause"]}
 
     def order(rank: int) -> tuple[bool, bool, bool, bool]:
         code = failures[rank]
-        return code == -signal.SIGTERM, rank not in causes, rank in said, code >= 0
+        return code == -signal.SIGTERM, rank not in causes, rank in words_of, code >= 0
 
     rank = min(failures, key=order)
     code = failures[rank]
     is_asked = -code in _ASKING
+
+    # what it has said
     lines = []
     problems = []
     if causes:
-        speaker = min(causes, key=lambda each: (each > 0, causes[each]["time"]))  # if all fail alike, rank 0 speaks
+        # if all fail alike, rank 0 speaks
+        speaker = min(causes, key=lambda number: (number > 0, causes[number]["time"]))
         problems = causes[speaker]["problems"]
         who = f"rank {speaker}: " if speaker else ""
         lines = [who + causes[speaker]["cause"]]
-    elif code > 0 and rank not in said:  # something has killed it, or it has ended itself
+    elif code > 0 and rank not in words_of:  # something has killed it, or it has ended itself
         lines = [f"error: rank {rank} ended with exit status {code}"]
     elif code < 0 and not is_asked:
         lines = [f"error: rank {rank} was killed by {signal.Signals(-code).name}"]
-    lines += [said[each]["survived"] for each in sorted(said) if said[each]["survived"]][:1]
-    is_failure = code == 1 or not (rank in said or is_asked)
+    lines += [words_of[number]["survived"] for number in sorted(words_of) if words_of[number]["survived"]][:1]
+    is_failure = code == 1 or not (rank in words_of or is_asked)
     return Ended(code, lines, directory, is_failure, problems)

@@ -67,10 +67,10 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
     if status == "failed" and run.trace.get("exit_status") == _DISK_FULL:
         status = "interrupted"
     resumes: Any = run.trace.get("resumes") or ()
-    if any(each.get("changed") for each in resumes):
+    if any(resume.get("changed") for resume in resumes):
         status = "changed"
     values = [] if settings.objective is None else objective_of(run, settings.objective)
-    trained = [each for each in values if each[0] > 0 or not run.epochs_done]
+    trained = [entry for entry in values if entry[0] > 0 or not run.epochs_done]
     damage = damage_of(run) if status == "finished" and settings.objective is not None else None
     if damage is not None:
         status = "damaged"
@@ -82,16 +82,16 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
 def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
     """Return (epoch, value) for each epoch of a run that has a statistic."""
     try:
-        found = [(each["epoch"], statistic(each, address)) for each in run.epochs()]
+        values = [(epoch["epoch"], statistic(epoch, address)) for epoch in run.epochs()]
     except StorageError:
         return []
-    return [(epoch, value) for epoch, value in found if value is not None]
+    return [(epoch, value) for epoch, value in values if value is not None]
 
 
 def damage_of(run: StoredRun) -> str | None:
     """Return what is damaged of the metrics of a finished run, with the name of the file; None if they are whole."""
     try:
-        recorded = {each["epoch"] for each in run.epochs()}
+        recorded = {epoch["epoch"] for epoch in run.epochs()}
     except StorageError as error:
         return str(error)
     if recorded.issuperset(range(1, run.epochs_done + 1)):
@@ -122,11 +122,13 @@ def summary_of(values: Iterable[float | None]) -> Json:
         `interval`: half the width of the 95 % confidence interval of the mean, by Student's t distribution with N - 1
         degrees of freedom; both None for fewer than two values, or if one is not finite.
     """
-    found = [each for each in values if each is not None]
-    count = len(found)
-    is_finite = all(map(math.isfinite, found))
-    mean = statistics.fmean(found) if found and is_finite else sum(found) / count if found else None
-    deviation = statistics.stdev(found) if count > 1 and is_finite else None
+    present = [value for value in values if value is not None]
+    count = len(present)
+    is_finite = all(map(math.isfinite, present))
+    mean = None
+    if present:
+        mean = statistics.fmean(present) if is_finite else sum(present) / count
+    deviation = statistics.stdev(present) if count > 1 and is_finite else None
     interval = None if deviation is None else t_quantile(count - 1) * deviation / math.sqrt(count)
     return {"count": count, "mean": mean, "deviation": deviation, "interval": interval}
 
@@ -151,7 +153,7 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
 
     def place(entry: Ranked) -> tuple[bool, float, str]:
         name = entry[0].trials[0].directory.name
-        mean = summary_of(each.value for each in entry[1])["mean"]
+        mean = summary_of(result.value for result in entry[1])["mean"]
         if mean is None or math.isnan(mean):
             return True, 0.0, name
         return False, mean if settings.condition == "min" else -mean, name
@@ -161,9 +163,9 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
 
 def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> Json:
     """Return an experiment and its results as plain values, for JSON."""
-    found = summary_of(each.value for each in results)
-    settings = {each.name: each.setting(experiment.values[each.name]) for each in parameters}
-    values = {name: each[name] if list(each) == [name] else dict(each) for name, each in settings.items()}
+    summary = summary_of(result.value for result in results)
+    settings = {parameter.name: parameter.setting(experiment.values[parameter.name]) for parameter in parameters}
+    values = {name: setting[name] if list(setting) == [name] else dict(setting) for name, setting in settings.items()}
     runs = [
         {
             "directory": str(from_here(trial.directory)),
@@ -177,4 +179,4 @@ def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Seque
         }
         for trial, result in zip(experiment.trials, results, strict=True)
     ]
-    return {"values": values, **{name: numbers(each) for name, each in found.items()}, "runs": runs}
+    return {"values": values, **{name: numbers(number) for name, number in summary.items()}, "runs": runs}

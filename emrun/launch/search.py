@@ -39,7 +39,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._settings = settings
         self._seed = seed
-        self._distributions = {each.name: _distribution(each) for each in parameters}
+        self._distributions = {parameter.name: _distribution(parameter) for parameter in parameters}
         self._parameters = parameters
         name = settings.pruner
         arguments = settings.pruner_arguments
@@ -61,7 +61,9 @@ class Search:
         """Return values for all parameters, and what `begin` gets if they are tried."""
         self._study.sampler = self._sampler(self.count)
         trial = self._study.ask(self._distributions)
-        return {each.name: each.nearest(trial.params[each.name]) for each in self._parameters}, trial
+        return {
+            parameter.name: parameter.nearest(trial.params[parameter.name]) for parameter in self._parameters
+        }, trial
 
     def begin(self, experiment: Experiment, trial: optuna.Trial | None = None) -> None:
         """Note that an experiment runs; without a proposal, it is added."""
@@ -84,13 +86,13 @@ class Search:
 
     def repeat(self, trial: optuna.Trial, results: Sequence[Result]) -> None:
         """Note the results of a proposal; also of one that was tried before."""
-        found = summary_of(each.value for each in results)
-        is_whole = found["count"] == len(results) and not math.isnan(found["mean"])
+        summary = summary_of(result.value for result in results)
+        is_whole = summary["count"] == len(results) and not math.isnan(summary["mean"])
         state = TrialState.COMPLETE if is_whole else TrialState.FAIL
-        if any(each.status == "pruned" for each in results):
+        if any(result.status == "pruned" for result in results):
             state = TrialState.PRUNED
         try:
-            self._study.tell(trial, found["mean"] if state == TrialState.COMPLETE else None, state)
+            self._study.tell(trial, summary["mean"] if state == TrialState.COMPLETE else None, state)
         except RuntimeError as error:  # after the trial is noted, a sampler that has tried all ends the study
             if "Study.stop" not in str(error):
                 raise
@@ -128,17 +130,21 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 def _built(argument: str, module: Any, ending: str, name: str, arguments: Mapping[str, Any]) -> Any:
     """Return a sampler or a pruner by its name without the ending."""
-    classes = {normalised(each.removesuffix(ending)): each for each in module.__all__ if each.endswith(ending)}
+    classes = {
+        normalised(class_name.removesuffix(ending)): class_name
+        for class_name in module.__all__
+        if class_name.endswith(ending)
+    }
     known = sorted(classes.keys() - {"", "base", "nop", "grid", "partialfixed"})
     word = normalised(name).removesuffix(ending.lower())
     if word not in known:
         raise ArgumentError(argument, f"Optuna has no {name!r}{meant_of(name, known)}")
     target = getattr(module, classes[word])
-    taken = list(inspect.signature(target).parameters)
-    given = {key: each for key, each in arguments.items() if key != "seed" or key in taken}
+    accepted = list(inspect.signature(target).parameters)
+    given = {key: value for key, value in arguments.items() if key != "seed" or key in accepted}
     for key in given:
-        if key not in taken:
-            raise ArgumentError(argument, f"{name} has no argument {key!r}{did_you_mean(key, taken)}")
+        if key not in accepted:
+            raise ArgumentError(argument, f"{name} has no argument {key!r}{did_you_mean(key, accepted)}")
     try:
         return target(**given)
     except (TypeError, ValueError) as error:

@@ -73,7 +73,7 @@ class Sweep:
         check_choice("condition", condition, Condition)
         check_choice("epoch", epoch, Epoch)
         check_choice("on_error", on_error, OnError)
-        is_list = isinstance(devices, list | tuple) and all(type(each) in (int, str) for each in devices)
+        is_list = isinstance(devices, list | tuple) and all(type(device) in (int, str) for device in devices)
         if devices is not None and not (devices and is_list):
             raise ArgumentError("devices", f"{devices!r} is not a list of devices such as [0, 1]")
         if objective is not None:
@@ -89,7 +89,7 @@ class Sweep:
         self.condition = condition
         self.epoch = epoch
         self.pruner, self.pruner_arguments = ("", {}) if pruner is None else named("pruner", pruner)
-        self.devices = None if devices is None else [str(each) for each in devices]
+        self.devices = None if devices is None else [str(device) for device in devices]
         self.jobs = jobs or len(self.devices or [""])
         self.on_error = on_error
         self._check_method()

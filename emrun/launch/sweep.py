@@ -123,29 +123,32 @@ class SweepLoop:
                 while self._step():
                     self._signals.wait(_LOOK)
             finally:
-                for each in self._running:  # after an error of this process
-                    each.ask_to_end(signal.SIGTERM)
-        failed = [each for each in self._done.values() if each.status not in ("finished", "pruned")]
+                for running in self._running:  # after an error of this process
+                    running.ask_to_end(signal.SIGTERM)
+        failed = [result for result in self._done.values() if result.status not in ("finished", "pruned")]
         return self._ending or Ending(1 if failed else 0)
 
     def _step(self) -> bool:
         """Do what there is to do; return whether anything is left."""
+        # what has happened since the last step
         while self._signals.pending:
             self._handle(self._signals.pending.pop(0))
-        for each in list(self._running):
-            if each.job.poll() is not None:
-                self._running.remove(each)
-                self._end(each)
-            elif self._settings.pruner and not each.is_pruned and time.monotonic() - each.looked > _LOOK:
-                self._prune_if_worse(each)
-        used = {each.job.slot for each in self._running}
+        for running in list(self._running):
+            if running.job.poll() is not None:
+                self._running.remove(running)
+                self._end(running)
+            elif self._settings.pruner and not running.is_pruned and time.monotonic() - running.looked > _LOOK:
+                self._prune_if_worse(running)
+
+        # the next trials
+        used = {running.job.slot for running in self._running}
         for slot in range(self._settings.jobs):
             if slot in used or self._ending is not None:
                 continue
-            found = self._next()
-            if found is None:
+            trial = self._next()
+            if trial is None:
                 break
-            self._start(*found, slot)
+            self._start(*trial, slot)
         is_left = bool(self._running) or (self._ending is None and bool(self._elsewhere))
         if is_left and not self._running and not self._is_waiting:
             self._is_waiting = True
@@ -159,32 +162,36 @@ class SweepLoop:
         self._ending = self._ending or Ending(128 + number, number)
         if self._running and not is_second:
             _LOG.info("%s: running trials save checkpoints; a second signal kills them", signal.Signals(number).name)
-        for each in self._running:
+        for running in self._running:
             if is_second:
-                each.job.send(signal.SIGKILL)
+                running.job.send(signal.SIGKILL)
             else:
-                each.ask_to_end(number)
+                running.ask_to_end(number)
 
     def _next(self) -> tuple[Experiment, Trial] | None:
         """Return the next trial to start; None if there is none now."""
         search = self._search if self._settings.method not in ("grid", "random") else None
         if search is not None and time.monotonic() >= self._look_again:
             self._add_known(search)
+
+        # an experiment that is known
         for experiment in self._experiments:
             for trial in experiment.trials:
                 if self._is_free(trial):
                     return experiment, trial
             self._note_end(experiment)
+
+        # a new one
         while search is not None and not search.is_exhausted and search.count < (self._settings.trials or 0):
             values, proposal = search.propose()
             experiment = self._trials.experiment(values)
-            same = next((each for each in self._experiments if each.trials == experiment.trials), None)
+            same = next((known for known in self._experiments if known.trials == experiment.trials), None)
             if same is not None:
-                search.repeat(proposal, [self._done.get(each.directory, _UNKNOWN) for each in same.trials])
+                search.repeat(proposal, [self._done.get(trial.directory, _UNKNOWN) for trial in same.trials])
                 continue
             self._experiments.append(experiment)
             search.begin(experiment, proposal)
-            free = next((each for each in experiment.trials if self._is_free(each)), None)
+            free = next((trial for trial in experiment.trials if self._is_free(trial)), None)
             if free is not None:
                 return experiment, free
         return None
@@ -209,18 +216,18 @@ class SweepLoop:
     def _add_known(self, search: Search) -> None:
         """Add the experiments that other processes, or earlier ones, have chosen."""
         self._look_again = time.monotonic() + _LOOK
-        for each in self._trials.known():
-            if all(each.trials != other.trials for other in self._experiments):
-                self._experiments.append(each)
-                search.begin(each)
+        for experiment in self._trials.known():
+            if all(experiment.trials != other.trials for other in self._experiments):
+                self._experiments.append(experiment)
+                search.begin(experiment)
 
     def _note_end(self, experiment: Experiment) -> None:
         """Tell the proposals the results of an experiment that is done."""
         name = experiment.trials[0].directory.name
-        results = [self._done.get(each.directory) for each in experiment.trials]
+        results = [self._done.get(trial.directory) for trial in experiment.trials]
         if self._search is not None and name not in self._ended and None not in results:
             self._ended.add(name)
-            self._search.end(experiment, [each for each in results if each is not None])
+            self._search.end(experiment, [result for result in results if result is not None])
 
     def _start(self, experiment: Experiment, trial: Trial, slot: int) -> None:
         threads = result_of(trial, self._settings).threads or self._threads
@@ -257,6 +264,8 @@ class SweepLoop:
         result = result_of(ended.trial, self._settings)
         if ended.is_pruned and result.status == "interrupted":
             result = self._marked_as_pruned(ended, result)
+
+        # what the log says of it
         shown = self._shown(ended)
         if result.status in ("finished", "pruned"):
             value = "" if result.value is None else f", {self._settings.objective} {result.value:.6g}"
@@ -277,8 +286,8 @@ class SweepLoop:
     def _stop(self, ending: Ending) -> None:
         """End the sweep; trials that run save checkpoints."""
         self._ending = self._ending or ending
-        for each in self._running:
-            each.ask_to_end(signal.SIGTERM)
+        for running in self._running:
+            running.ask_to_end(signal.SIGTERM)
 
     def _marked_as_pruned(self, ended: _Running, result: Result) -> Result:
         epoch, value = result.values[-1]
@@ -297,14 +306,19 @@ class SweepLoop:
         """Return how many trials are done, and of how many, such as `3 of 12`."""
         parameters = self._trials.parameters
         settings = self._settings
-        experiments = settings.trials or math.prod(len(each.values) for each in parameters)
+        experiments = settings.trials or math.prod(len(parameter.values) for parameter in parameters)
         return f"{len(self._done)} of {experiments * settings.runs_per_experiment}"
 
     def _shown(self, ended: _Running) -> str:
         """Return what a trial is called in the log."""
-        parts = [f"{each.name}={each.shown(ended.experiment.values[each.name])}" for each in self._trials.parameters]
-        parts += [f"seed={ended.trial.seed}"] if self._settings.repeats > 1 else []
-        parts += [] if ended.trial.fold is None else [f"fold={ended.trial.fold}"]
+        parts = [
+            f"{parameter.name}={parameter.shown(ended.experiment.values[parameter.name])}"
+            for parameter in self._trials.parameters
+        ]
+        if self._settings.repeats > 1:
+            parts.append(f"seed={ended.trial.seed}")
+        if ended.trial.fold is not None:
+            parts.append(f"fold={ended.trial.fold}")
         return f"{ended.trial.directory.name} ({', '.join(parts)})" if parts else ended.trial.directory.name
 
 

@@ -99,8 +99,8 @@ class Trials:
 
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiments of all combinations; the values of the last parameter change first."""
-        names = [each.name for each in self.parameters]
-        for values in itertools.product(*(each.values for each in self.parameters)):
+        names = [parameter.name for parameter in self.parameters]
+        for values in itertools.product(*(parameter.values for parameter in self.parameters)):
             yield self.experiment(dict(zip(names, values, strict=True)))
 
     def experiment(self, values: Mapping[str, Value]) -> Experiment:
@@ -112,12 +112,12 @@ class Trials:
         config, positions = self._with(values)
         folds: Sequence[int | None] = [None] if self.settings.folds is None else range(self.settings.folds)
         members = itertools.product(range(self.settings.repeats), folds)
-        return Experiment(values, tuple(self._trial(config, tuple(positions), *each) for each in members))
+        return Experiment(values, tuple(self._trial(config, tuple(positions), *member) for member in members))
 
     def _with(self, values: Mapping[str, Value]) -> tuple[Config, Mapping[str, Position]]:
         """Return the config of a combination, and its overrides -> the positions of the parameters."""
-        own = [each.overrides(values[each.name]) for each in self.parameters]
-        positions = {text: place for each in own for text, place in each.items()}
+        overrides = [parameter.overrides(values[parameter.name]) for parameter in self.parameters]
+        positions = {text: place for of_parameter in overrides for text, place in of_parameter.items()}
         with _at(positions):
             return self._base.overridden(list(positions)), positions
 
@@ -128,7 +128,8 @@ class Trials:
             ConfigError: a config cannot be used; at the position of the parameter.
         """
         ends = {
-            each.name: each.values if each.span is None else [each.span.low, each.span.high] for each in self.parameters
+            parameter.name: parameter.values if parameter.span is None else [parameter.span.low, parameter.span.high]
+            for parameter in self.parameters
         }
         first = {name: values[0] for name, values in ends.items()}
         tried = [first, *({**first, name: other} for name, values in ends.items() for other in values[1:])]
@@ -141,9 +142,12 @@ class Trials:
                     if self.settings.folds is not None:
                         _check_fold(config)
                         config = config.overridden([f"{_FOLD}=0"])
-                    (Plan.of if index else Plan.with_evaluations)(config, finder)
+                    if index == 0:
+                        Plan.with_evaluations(config, finder)
+                    else:
+                        Plan.of(config, finder)
             except ConfigError as error:
-                problems += [each for each in error.problems if each not in problems]
+                problems += [problem for problem in error.problems if problem not in problems]
         if problems:
             raise ConfigError(problems)
 
@@ -157,19 +161,19 @@ class Trials:
         for place in sorted(self.directory.glob(f"{_PREFIX}*")):
             if place not in self._known and (place / CONFIG).exists():
                 self._known[place] = self._of_directory(place)
-            found = self._known.get(place)
-            if found is not None and found.trials not in seen:
-                seen.add(found.trials)
-                yield found
+            experiment = self._known.get(place)
+            if experiment is not None and experiment.trials not in seen:
+                seen.add(experiment.trials)
+                yield experiment
 
     def _of_directory(self, place: Path) -> Experiment | None:
         """Return the experiment to which a directory belongs; None if it is not a trial of this sweep."""
-        keys = dict.fromkeys(key for each in self.parameters for key in each.keys)
+        keys = dict.fromkeys(key for parameter in self.parameters for key in parameter.keys)
         try:
             stored = StoredRun(place)
-            found = {key: stored.value(key) for key in keys}
-            values = {each.name: each.value_in(found) for each in self.parameters}
-            if MISSING in found.values() or None in values.values():
+            stored_values = {key: stored.value(key) for key in keys}
+            values = {parameter.name: parameter.value_in(stored_values) for parameter in self.parameters}
+            if MISSING in stored_values.values() or None in values.values():
                 return None
             experiment = self.experiment(values)
         except (ConfigError, StorageError):
@@ -178,10 +182,13 @@ class Trials:
 
     def _trial(self, config: Config, overrides: tuple[str, ...], repeat: int, fold: int | None) -> Trial:
         seed = self.seed if repeat == 0 else derived_seed(self.seed, "repeat", repeat) % 2**31
-        more = [] if repeat == 0 and self._has_seed else [f"seed={seed}"]
-        more += [] if fold is None else [f"{_FOLD}={fold}"]
-        changed = *overrides, *more
-        name = identity(config.overridden(more))
+        further = []
+        if repeat > 0 or not self._has_seed:
+            further.append(f"seed={seed}")
+        if fold is not None:
+            further.append(f"{_FOLD}={fold}")
+        changed = *overrides, *further
+        name = identity(config.overridden(further))
         shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]))
         place = self.directory / f"{_PREFIX}{f'{shown}-' if shown else ''}{name}"
         if not place.exists():  # but perhaps as a trial of other parameters
@@ -230,8 +237,8 @@ def record_refusal(config: Config, directory: Path, reason: str) -> None:
 def _ordered(value: Any) -> Any:
     """Return a plain tree with its mappings as sorted lists of pairs: keys may have types that JSON has not."""
     if isinstance(value, dict):
-        return {"mapping": sorted([repr(key), json.dumps(_ordered(each))] for key, each in value.items())}
-    return [_ordered(each) for each in value] if isinstance(value, list) else value
+        return {"mapping": sorted([repr(key), json.dumps(_ordered(item))] for key, item in value.items())}
+    return [_ordered(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_fold(config: Config) -> None:
@@ -254,5 +261,7 @@ def _at(positions: Mapping[str, Position]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        found = [(each, places.get(each.position.source) if each.position else None) for each in error.problems]
-        raise ConfigError([replace(each, position=place or each.position) for each, place in found]) from error
+        moved = [
+            (problem, places.get(problem.position.source) if problem.position else None) for problem in error.problems
+        ]
+        raise ConfigError([replace(problem, position=place or problem.position) for problem, place in moved]) from error

@@ -9,7 +9,7 @@ from emrun.base.types import Policy
 from emrun.base.wording import counted
 from emrun.loop.progress import Progress
 from emrun.ranks.group import Ranks
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.streams.stream import StreamWrapper, check_left_out
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class BadExamples:
     """
 
     progress: Progress
-    record: Record
+    record: MetricsLog
     ranks: Ranks
     policy: Policy
 

@@ -29,7 +29,7 @@ from emrun.loop.step_log import StepLog
 from emrun.loop.training_time import TrainingTime
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.shown import Shown
 from emrun.storage.run import Run
 from emrun.storage.step_randomness import StepRandomness
@@ -53,7 +53,7 @@ class Parts:
     prefetching: Prefetching
     streams: DatasetStreams
     checks: BatchChecks
-    record: Record
+    record: MetricsLog
     steps: StepLog
     length: RunLength
     changed_data: ChangedData
@@ -144,7 +144,7 @@ def build(
     examples = partial(_examples, progress, shares)
 
     # what is recorded, and what a checkpoint holds
-    record = Record(run.directory if run is not None else None)
+    record = MetricsLog(run.directory if run is not None else None)
     steps = StepLog(model, progress, record.steps, record_steps)
     length = RunLength(
         model, hooks, progress, streams, fixed_batch_size=fixed_batch_size, has_zeroth_epoch=not skip_zeroth_epoch

@@ -22,7 +22,7 @@ from emrun.loop.run_length import ChangedData, RunLength
 from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, class_of, keyed, load_state, save_state, short_key
@@ -78,7 +78,7 @@ class Snapshot:
     dataset: Any
     progress: Progress
     streams: DatasetStreams
-    record: Record
+    record: MetricsLog
     steps: StepLog
     length: RunLength
     changed_data: ChangedData

@@ -49,22 +49,24 @@ def all_gather(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.dim():
         shown = "a tensor of shape ()" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
         raise ArgumentError("all_gather", f"{shown} has no rows; give it a tensor of shape (B, ...)")
-    them = ranks()
-    if not them.several:
+    members = ranks()
+    if not members.several:
         return tensor
-    own = tensor if _rows else tensor[:0]
-    found = them.all_gathered("shape of the rows", (len(own), tuple(own.shape[1:]), str(own.dtype)))
-    for rank, (_, *kind) in enumerate(found):
-        if kind != [*found[0][1:]]:
-            kinds = [f"(B, {', '.join(map(str, shape))}) {dtype}" for _, shape, dtype in (found[0], found[rank])]
+    rows_here = tensor if _rows else tensor[:0]
+    shapes = members.all_gathered(
+        "shape of the rows", (len(rows_here), tuple(rows_here.shape[1:]), str(rows_here.dtype))
+    )
+    for rank, (_, *kind) in enumerate(shapes):
+        if kind != [*shapes[0][1:]]:
+            kinds = [f"(B, {', '.join(map(str, shape))}) {dtype}" for _, shape, dtype in (shapes[0], shapes[rank])]
             message = f"the rows of rank {rank} are {kinds[1]}, those of rank 0 {kinds[0]}; pad them to the same sizes"
             raise ArgumentError("all_gather", message)
-    counts = [count for count, *_ in found]
-    before = sum(counts[: them.rank])
-    after = sum(counts[them.rank + 1 :])
-    values = own.to(torch.uint8) if own.dtype == torch.bool else own
-    rows = [values.new_zeros(count, *own.shape[1:]) for count in (before, after)]
-    return summed(torch.cat([rows[0], values, rows[1]])).to(own.dtype)
+    counts = [count for count, *_ in shapes]
+    before = sum(counts[: members.rank])
+    after = sum(counts[members.rank + 1 :])
+    values = rows_here.to(torch.uint8) if rows_here.dtype == torch.bool else rows_here
+    rows = [values.new_zeros(count, *rows_here.shape[1:]) for count in (before, after)]
+    return summed(torch.cat([rows[0], values, rows[1]])).to(rows_here.dtype)
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -142,32 +142,32 @@ class Ranks:
         import torch.distributed as dist
 
         with answered(()):
-            own = self._packed(value)
+            packed = self._packed(value)
             heads = torch.zeros(self.size, 2, dtype=torch.int64)
-            dist.all_gather([*heads], torch.tensor([len(own), crc32(name.encode())]), group=group)
+            dist.all_gather([*heads], torch.tensor([len(packed), crc32(name.encode())]), group=group)
             sizes, names = heads.T.tolist()
             one_fails = 0 in names  # the checksum of an empty name
             if not one_fails and len(set(names)) > 1:
                 raise self._different(name, group)
-            padded = torch.nn.functional.pad(own, (0, max(sizes) - len(own)))
+            padded = torch.nn.functional.pad(packed, (0, max(sizes) - len(packed)))
             receives = None if one_fails else receives
-            found = [torch.empty_like(padded) for _ in range(self.size if receives is not False else 0)]
+            buffers = [torch.empty_like(padded) for _ in range(self.size if receives is not False else 0)]
             if receives is None:
-                dist.all_gather(found, padded, group=group)
+                dist.all_gather(buffers, padded, group=group)
             else:
-                dist.gather(padded, found or None, dst=0, group=group)
-        values = self._unpacked([each[:size] for each, size in zip(found, sizes, strict=False)])
-        for rank, each in enumerate(values):
-            if isinstance(each, _Failure):
+                dist.gather(padded, buffers or None, dst=0, group=group)
+        values = self._unpacked([buffer[:size] for buffer, size in zip(buffers, sizes, strict=False)])
+        for rank, received in enumerate(values):
+            if isinstance(received, _Failure):
                 if rank != self.rank:
-                    raise RankFailed(f"rank {rank} failed ({each.message})", each.exit_status)
+                    raise RankFailed(f"rank {rank} failed ({received.message})", received.exit_status)
                 break
         return values
 
     def _different(self, name: str, group: ProcessGroup | None) -> DifferentRanks:
         """Return the error that another rank exchanges something else than this one; all ranks call this."""
         names = self._collected("", name, None, group)
-        other = next(rank for rank, each in enumerate(names) if each != name)
+        other = next(rank for rank, exchanged in enumerate(names) if exchanged != name)
         return DifferentRanks(
             f"rank {other} is at {names[other]!r}, this rank ({self.rank}) at {name!r}: code that runs on some ranks "
             "only, or in another order there, calls what all ranks must call"
@@ -184,15 +184,15 @@ class Ranks:
         data[:_CODE] = self._code(self.rank, data[_CODE:])
         return torch.frombuffer(data, dtype=torch.uint8)
 
-    def _unpacked(self, found: Sequence[torch.Tensor]) -> list[Any]:
+    def _unpacked(self, buffers: Sequence[torch.Tensor]) -> list[Any]:
         """Return the values of the ranks from 0 on.
 
         Raises:
             RankFailed: the code of a value is not that of its rank.
         """
         values = []
-        for rank, each in enumerate(found):
-            data = each.numpy().data
+        for rank, buffer in enumerate(buffers):
+            data = buffer.numpy().data
             if not hmac.compare_digest(data[:_CODE], self._code(rank, data[_CODE:])):
                 raise RankFailed(
                     f"what came from rank {rank} is not from a process of this run: another program of this machine "
@@ -447,6 +447,7 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
     size = number_of_ranks(environment)
     if size == 1 or _current.several:
         return _current
+    # who this is
     rank, local = _identity(size, environment)
     import torch
     import torch.distributed as dist
@@ -458,6 +459,8 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             f"{counted(needed, 'process', 'es')} of this run on this machine, which has "
             f"{counted(torch.cuda.device_count(), 'GPU')}; start at most one process per GPU"
         )
+
+    # where the ranks meet
     _has_joined = True
     where = ""
     key = b""
@@ -467,7 +470,7 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             key = (_place / KEY).read_bytes()
             store: Store = dist.FileStore(str(_place / _STORE), size)  # type: ignore[attr-defined]
         else:
-            where = ":".join(environment[each] for each in _ADDRESS)
+            where = ":".join(environment[name] for name in _ADDRESS)
             store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))  # type: ignore[attr-defined]
         backend = "gloo"
         device = None
@@ -490,7 +493,10 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             raise cannot_meet(_place, error) from error
         raise UsageError(f"rank {rank} of {size} cannot meet the others at {where}: {error}") from error
     _current = Ranks(rank, size, local, group, background, key=key)
-    _current.check([group, background, *([] if has_cuda else [None])])
+    groups: list[ProcessGroup | None] = [group, background]
+    if not has_cuda:
+        groups.append(None)  # the default one, which takes tensors in main memory then
+    _current.check(groups)
     _current.limit_waits(_LONGEST_WAIT)
     return _current
 
@@ -503,14 +509,15 @@ def _identity(size: int, environment: Mapping[str, str]) -> tuple[int, int]:
     """
     what = f"WORLD_SIZE={size}: this is one of {size} processes that train together"
     way_on = "start them with `emrun train --nproc N` or torchrun; to train in one process, unset WORLD_SIZE"
-    missing = [name for name in (*_VARIABLES, *_ADDRESS * (_place is None)) if not environment.get(name)]
+    needed = _VARIABLES if _place is not None else (*_VARIABLES, *_ADDRESS)
+    missing = [name for name in needed if not environment.get(name)]
     if missing:
         raise UsageError(f"{what}, but {', '.join(missing)} is not set; {way_on}")
     rank = _number(environment, "RANK")
     local = _number(environment, "LOCAL_RANK")
     if rank is None or local is None or max(rank, local) >= size:
-        found = ", ".join(f"{name}={environment[name]}" for name in ("RANK", "LOCAL_RANK"))
-        raise UsageError(f"{what}, but {found}, which must be from 0 to {size - 1}; {way_on}")
+        given = ", ".join(f"{name}={environment[name]}" for name in ("RANK", "LOCAL_RANK"))
+        raise UsageError(f"{what}, but {given}, which must be from 0 to {size - 1}; {way_on}")
     return rank, local
 
 
@@ -523,21 +530,21 @@ def _met(store: Store, rank: int, size: int) -> Store:
     """
     import torch.distributed as dist
 
-    own = token_hex()
+    word_of_rank = token_hex()
     ends_at = monotonic() + _PATIENCE.total_seconds()
-    words = [f"word {each}" for each in range(size)]
-    answers = [f"answer {each}" for each in range(size)]
-    store.set(words[rank], own)
-    found: list[bytes] = []
+    words = [f"word {number}" for number in range(size)]
+    answers = [f"answer {number}" for number in range(size)]
+    store.set(words[rank], word_of_rank)
+    known: list[bytes] = []
     while True:
-        if rank == 0 and store.check(words) and found != (now := store.multi_get(words)):
-            found = now
-            for answer, word in zip(answers, found, strict=True):
-                store.set(answer, f"{own} {word.decode()}")
-        if store.check([answers[rank]]) and own in (answer := store.get(answers[rank]).decode()):
+        if rank == 0 and store.check(words) and known != (now := store.multi_get(words)):
+            known = now
+            for answer, word in zip(answers, known, strict=True):
+                store.set(answer, f"{word_of_rank} {word.decode()}")
+        if store.check([answers[rank]]) and word_of_rank in (answer := store.get(answers[rank]).decode()):
             first = answer.split()[0]
             store.set(f"{first} {rank}", "")
-            if rank or store.check([f"{first} {each}" for each in range(size)]):
+            if rank or store.check([f"{first} {number}" for number in range(size)]):
                 part: Store = dist.PrefixStore(first, store)  # type: ignore[attr-defined]
                 return part
         if monotonic() > ends_at:

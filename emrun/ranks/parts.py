@@ -78,30 +78,30 @@ class Joined:
             StreamError: the values are neither one entry for each example nor one number for the part.
         """
         first = values[0]
-        if all(isinstance(each, Mapping) for each in values):
+        if all(isinstance(value, Mapping) for value in values):
             return self._mappings(f"{name}.", values, weights)
-        if all(each is None for each in values):
+        if all(value is None for value in values):
             return None
-        if all(_is_number(each) for each in values):
+        if all(_is_number(value) for value in values):
             return mean(
-                [each.item() if isinstance(each, np.generic | np.ndarray) else each for each in values], weights
+                [value.item() if isinstance(value, np.generic | np.ndarray) else value for value in values], weights
             )
-        if [length(each) for each in values] == self.counts:
+        if [length(value) for value in values] == self.counts:
             if all(map(is_nested, values)):
                 return torch.nested.as_nested_tensor(
-                    [row for each in values for row in each.unbind()], layout=first.layout
+                    [row for value in values for row in value.unbind()], layout=first.layout
                 )
             try:
-                if all(isinstance(each, Tensor) for each in values):
+                if all(isinstance(value, Tensor) for value in values):
                     return torch.cat(_padded(values))
-                if all(isinstance(each, np.ndarray) for each in values):
+                if all(isinstance(value, np.ndarray) for value in values):
                     return np.concatenate(_padded(values))
             except (RuntimeError, ValueError, TypeError) as error:
                 raise StreamError(
                     f"{self._key}: the output {name!r} of the parts of a batch cannot be joined: {error}"
                 ) from error
-            if all(isinstance(each, list | tuple) for each in values):
-                return [entry for each in values for entry in each]
+            if all(isinstance(value, list | tuple) for value in values):
+                return [entry for value in values for entry in value]
         shape = getattr(first, "shape", None)
         what = f"a {type(first).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
         raise StreamError(
@@ -132,17 +132,17 @@ class OnDemand(UserDict[str, Any]):
 
 def _padded(values: list[Any]) -> list[Any]:
     """Return tensors or arrays that are padded with zeros to the longest of them, as a batch would be."""
-    shapes = [each.shape[1:] for each in values]
+    shapes = [value.shape[1:] for value in values]
     if len(set(shapes)) == 1 or len({len(shape) for shape in shapes}) > 1:
         return values
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    found = []
-    for each in values:
-        shape = (len(each), *longest)
-        whole = each.new_zeros(shape) if isinstance(each, Tensor) else np.zeros(shape, each.dtype)
-        whole[tuple(slice(size) for size in each.shape)] = each
-        found.append(whole)
-    return found
+    padded = []
+    for value in values:
+        shape = (len(value), *longest)
+        whole = value.new_zeros(shape) if isinstance(value, Tensor) else np.zeros(shape, value.dtype)
+        whole[tuple(slice(size) for size in value.shape)] = value
+        padded.append(whole)
+    return padded
 
 
 def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dict[str, Any], int]]:
@@ -156,8 +156,8 @@ def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dic
     number = -(-examples // most)
     counts = [examples // number + (index < examples % number) for index in range(number)]
     ends = pairwise((0, *accumulate(counts)))
-    found = ({name: rows_of(values, begin, end) for name, values in inputs.items()} for begin, end in ends)
-    return list(zip(found, counts, strict=True))
+    parts = ({name: rows_of(values, begin, end) for name, values in inputs.items()} for begin, end in ends)
+    return list(zip(parts, counts, strict=True))
 
 
 def weighted(values: Any, weights: float | Tensor) -> Any:
@@ -199,7 +199,7 @@ def rows_of(values: Any, begin: int, end: int) -> Any:
     if values is None:
         return None
     if isinstance(values, Mapping):
-        return {name: rows_of(each, begin, end) for name, each in values.items()}
+        return {name: rows_of(part, begin, end) for name, part in values.items()}
     if is_nested(values):
         return torch.nested.as_nested_tensor(list(values.unbind()[begin:end]), layout=values.layout)
     return values[begin:end]

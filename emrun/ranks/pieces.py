@@ -52,9 +52,9 @@ def in_pieces_like(tensor: Any, other: Any) -> Tensor:
     """
     from torch.distributed.tensor import DTensor
 
-    own = rows_of(other)
+    rows = rows_of(other)
     mesh = other.device_mesh
-    local = tensor[own.begin : own.begin + len(own.values)].to(own.values.device, copy=True)
+    local = tensor[rows.begin : rows.begin + len(rows.values)].to(rows.values.device, copy=True)
     return DTensor.from_local(
         local.contiguous(), mesh, other.placements, shape=other.shape, stride=other.stride(), run_check=False
     )
@@ -69,10 +69,10 @@ def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]
     """
     import torch
 
-    divided = [index for index, each in enumerate(tensors) if is_in_pieces(each)]
+    divided = [index for index, tensor in enumerate(tensors) if is_in_pieces(tensor)]
     if not divided:
         return norms
     squares = torch.stack([norms[index].double() ** 2 for index in divided])
     ranks().add_up(squares)
-    found = dict(zip(divided, squares.sqrt().unbind(), strict=True))
-    return [found[index].to(each.dtype) if index in found else each for index, each in enumerate(norms)]
+    whole_norms = dict(zip(divided, squares.sqrt().unbind(), strict=True))
+    return [whole_norms[index].to(norm.dtype) if index in whole_norms else norm for index, norm in enumerate(norms)]

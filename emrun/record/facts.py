@@ -71,14 +71,14 @@ def facts_of(directory: Path) -> Facts:
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _flat(f"{key}.{name}".removeprefix("."), each)
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        for index, each in enumerate(value):
-            if isinstance(each, Mapping) and len(each) == 1:  # a hook with arguments, a stream with an interval
-                yield from _flat(key, each)
+        for name, item in value.items():
+            yield from _flat(f"{key}.{name}".removeprefix("."), item)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            if isinstance(item, Mapping) and len(item) == 1:  # a hook with arguments, a stream with an interval
+                yield from _flat(key, item)
             else:
-                yield from _flat(f"{key}.{index if isinstance(each, Mapping) else each}", each)
+                yield from _flat(f"{key}.{index if isinstance(item, Mapping) else item}", item)
     elif value is None or isinstance(value, str | int | float | bool):
         yield key, value
     else:

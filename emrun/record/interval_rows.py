@@ -105,7 +105,7 @@ class IntervalRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values since the last rows."""
-        return {interval: each.state_dict() for interval, each in self._asked.items()}
+        return {interval: means.state_dict() for interval, means in self._asked.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values since the last rows."""
@@ -134,7 +134,7 @@ class _Means:
             if LAST in asked and name not in self._last:
                 self._last.append(name)
             known = self._aggregations.setdefault(name, ["mean"])
-            known += [each for each in asked if each != LAST and each not in known]
+            known += [aggregation for aggregation in asked if aggregation != LAST and aggregation not in known]
 
     def _of(self, name: str) -> RunningStats:
         return RunningStats(self._aggregations.get(name, ["mean"]))
@@ -158,7 +158,9 @@ class _Means:
         try:
             for name in self._names:
                 if name in batch_data:
-                    running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
+                    running = self._stats.get(name)
+                    if running is None:
+                        running = self._stats[name] = self._of(name)
                     running.add(batch_data[name], length, weights)
             for name in self._last:
                 if name in self._stats and name in batch_data:
@@ -198,15 +200,14 @@ class _Means:
 
         Other aggregations are `VARIABLE/AGGREGATION`.
         """
-        found = {
-            name if aggregation == "mean" else f"{name}/{aggregation}": value
-            for name, each in {**self._stats, **self._recorded}.items()
-            if each.count
-            for aggregation, value in each.result().items()
-        }
-        self._stats = {name: each for name, each in self._stats.items() if each.begin_anew()}
+        means = {}
+        for name, stats in {**self._stats, **self._recorded}.items():
+            if stats.count:
+                for aggregation, value in stats.result().items():
+                    means[name if aggregation == "mean" else f"{name}/{aggregation}"] = value
+        self._stats = {name: stats for name, stats in self._stats.items() if stats.begin_anew()}
         self._recorded = {}
-        return found
+        return means
 
     def forget(self) -> None:
         """Begin anew, with the variables that the next batch has."""
@@ -216,8 +217,8 @@ class _Means:
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}
-        found = {kind: {name: each.state_dict() for name, each in those.items()} for kind, those in both.items()}
-        return {**found, "aggregations": self._aggregations}
+        states = {kind: {name: stats.state_dict() for name, stats in by_name.items()} for kind, by_name in both.items()}
+        return {**states, "aggregations": self._aggregations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.forget()
@@ -231,10 +232,10 @@ class _Means:
 
 def written_by(hooks: Iterable[Any], stream: str | None = None) -> list[str]:
     """Return the variables that hooks declare to write into the data of epochs, each once; with a stream, for it."""
-    found: dict[str, None] = {}
+    variables: dict[str, None] = {}
     for hook in hooks:
         for address in declared(hook, "writes") or ():
             variable = address.partition("/")[0]
             if stream is None or stream in hook.only_in.get(variable, (stream,)):
-                found[variable] = None
-    return list(found)
+                variables[variable] = None
+    return list(variables)

@@ -36,7 +36,7 @@ def epoch_of(line: bytes) -> Json | None:
 def _is_epoch(epoch: Any = None, streams: Any = None, **others: Any) -> bool:
     """Return whether fields are those of an epoch: there may be a million lines, so this is written for its speed."""
     is_count = type(epoch) is int and 0 <= epoch < 2**63
-    return is_count and type(streams) is dict and all(type(each) is dict for each in streams.values())
+    return is_count and type(streams) is dict and all(type(variables) is dict for variables in streams.values())
 
 
 def is_before(line: bytes, end: int) -> bool:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,37 +116,43 @@ class Reader:
         """
         return self._intact(STEPS, chunks_of(self._directory / STEPS))
 
-    def _intact(self, name: str, found: Iterator[_Read | str]) -> Iterator[_Read]:
+    def _intact(self, name: str, lines: Iterator[_Read | str]) -> Iterator[_Read]:
         """Yield what is not the reason why a line was left out; note the first reason."""
         reasons: list[str] = []
-        for each in found:
-            if not isinstance(each, str):
-                yield each
+        for line in lines:
+            if not isinstance(line, str):
+                yield line
             else:
-                reasons.append(each if not reasons else "")
+                reasons.append(line if not reasons else "")
         if reasons:
             self._note(f"{name}: {reasons[0]}{f', and {len(reasons) - 1} more' if len(reasons) > 1 else ''}")
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that were written since the last call."""
-        epochs = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
-        for own_line in filter(None, map(_line, self._new_lines(ROWS))):
-            self._add(own_line)
-        for line in epochs:
-            yield from map(itemgetter("row"), self._next(are_means=True))
-            own = list(self._next(are_means=False))
+        metrics = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
+        for line in self._new_lines(ROWS):
+            content = _content_of(line)
+            if content is not None:
+                self._add(content)
+        for line in metrics:
+            for means in self._next(are_means=True):
+                yield means["row"]
+            about_epoch = list(self._next(are_means=False))
             self._epochs += 1
-            if (epoch := epoch_of(line)) is not None:
-                yield row_of_epoch(epoch, own)
-        yield from map(itemgetter("row"), self._next(are_means=True))
+            epoch = epoch_of(line)
+            if epoch is not None:
+                yield row_of_epoch(epoch, about_epoch)
+        for means in self._next(are_means=True):
+            yield means["row"]
 
     def _add(self, line: Json) -> None:
         """Add a line of `rows.jsonl`; if other code has removed epochs before it, leave out what is about them."""
         if "about" in line:
-            if (left := line["epochs"]) <= self._newest:
-                kept = (each for each in self._made if "every" in each or each["epochs"] < left)
-                self._made = deque({**each, "epochs": min(each["epochs"], left)} for each in kept)
-            self._newest = left
+            epochs_left = line["epochs"]
+            if epochs_left <= self._newest:
+                kept = (made for made in self._made if "every" in made or made["epochs"] < epochs_left)
+                self._made = deque({**made, "epochs": min(made["epochs"], epochs_left)} for made in kept)
+            self._newest = epochs_left
         self._made.append(line)
 
     def _next(self, *, are_means: bool) -> Iterator[Json]:
@@ -173,14 +178,14 @@ def line_of_means(row: Row) -> Json:
     return {**{name: getattr(row, name) for name in _OF_MEANS}, "means": numbers(row.means)}
 
 
-def row_of_epoch(line: Json, own: list[Json]) -> Row:
+def row_of_epoch(line: Json, about_epoch: list[Json]) -> Row:
     """Return the row of a line of `metrics.jsonl`.
 
     Args:
         line: the line.
-        own: the lines of `rows.jsonl` about the epoch.
+        about_epoch: the lines of `rows.jsonl` about the epoch.
     """
-    about: Json = next((each["about"] for each in own if "about" in each), {})
+    about: Json = next((entry["about"] for entry in about_epoch if "about" in entry), {})
     return Row(
         line.get("iteration", 0),
         about.get("updates"),
@@ -188,7 +193,7 @@ def row_of_epoch(line: Json, own: list[Json]) -> Row:
         time=about.get("time", 0.0),
         seconds=line.get("seconds", 0.0),
         streams=as_floats(line["streams"]),
-        shown={each["shown"]: _shown(each) for each in own if "shown" in each},
+        shown={entry["shown"]: _shown(entry) for entry in about_epoch if "shown" in entry},
         at_end="at_end" in line,
         unknown=_unknown(about),
     )
@@ -204,18 +209,18 @@ def newest_shown(path: Path) -> dict[str, Written]:
     Raises:
         StorageError: the file cannot be read.
     """
-    found: dict[str, Written] = {}
+    shown: dict[str, Written] = {}
     if path.exists():
         with opened_regular(path) as file:
-            lines = (_line(each) for each in file if b'"shown": "' in each)
-            found.update((each["shown"], _shown(each)) for each in lines if each is not None and "shown" in each)
-    return found
+            lines = (_content_of(raw) for raw in file if b'"shown": "' in raw)
+            shown.update((line["shown"], _shown(line)) for line in lines if line is not None and "shown" in line)
+    return shown
 
 
 def as_floats(value: Any) -> Any:
     """Return values of a file as numbers: the files have those that are not finite as strings."""
     if type(value) is dict:
-        return {name: as_floats(each) for name, each in value.items()}
+        return {name: as_floats(item) for name, item in value.items()}
     return float(value) if type(value) is str and value in NOT_FINITE else value
 
 
@@ -234,18 +239,18 @@ def _shown(line: Json) -> Written:
     return Counts(line["edges"], line["counts"], line["total"], line["squares"])
 
 
-def _line(line: bytes) -> Json | None:
+def _content_of(line: bytes) -> Json | None:
     """Return the content of a line of `rows.jsonl`, and the row of one with means; None if the line is damaged."""
     try:
-        found: Json = json.loads(line)
-        if not isinstance(found["epochs"], int) or not isinstance(found.get("shown", ""), str):
+        content: Json = json.loads(line)
+        if not isinstance(content["epochs"], int) or not isinstance(content.get("shown", ""), str):
             return None
-        if "every" in found:
-            found["row"] = Row(**{name: found[name] for name in _OF_MEANS}, means=as_floats(found["means"]))
-        elif "shown" in found:
-            _shown(found)
+        if "every" in content:
+            content["row"] = Row(**{name: content[name] for name in _OF_MEANS}, means=as_floats(content["means"]))
+        elif "shown" in content:
+            _shown(content)
         else:
-            _unknown(found["about"])
+            _unknown(content["about"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return found
+    return content

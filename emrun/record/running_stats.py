@@ -146,8 +146,8 @@ class RunningStats:
         counts = [1] * new if self._is_scalar else list(map(Tensor.numel, values))
         n = sum(counts)
         if len(self._lengths) + new > _MOST or self._fill + n > _CAPACITY:  # with reductions as if added one by one
-            for each in zip(values, counts, lengths, weights or repeat(None), strict=False):
-                self._hold(*each)
+            for batch in zip(values, counts, lengths, weights or repeat(None), strict=False):
+                self._hold(*batch)
             return
         self._values += values
         self._lengths += lengths
@@ -216,12 +216,15 @@ class RunningStats:
         if values is not None:
             self._fill = values.numel()
             values = values.to(self._device)
-            self._values = values.tolist() if self._as_floats else list(values) if self._is_scalar else [values]
+            if self._as_floats:
+                self._values = values.tolist()
+            else:
+                self._values = list(values) if self._is_scalar else [values]
         self._lengths = list(state["lengths"])
         self._count = state["count"]
-        self._weights = [each.to(self._device) for each in state["weights"]]
-        self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
-        self._collected = [each.to(self._device) for each in state["collected"]]
+        self._weights = [weights.to(self._device) for weights in state["weights"]]
+        self._totals = {name: total.to(self._device) for name, total in state["totals"].items()}
+        self._collected = [part.to(self._device) for part in state["collected"]]
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the values of another object with the same aggregations, from its state."""
@@ -234,9 +237,9 @@ class RunningStats:
             self._is_weighted = other._is_weighted
         self._reduce()
         other._reduce()
-        self._totals = _combine(self._totals, {name: each.to(self._device) for name, each in other._totals.items()})
+        self._totals = _combine(self._totals, {name: total.to(self._device) for name, total in other._totals.items()})
         self._count += other._count
-        self._collected += [each.to(self._device) for each in other._collected]
+        self._collected += [values.to(self._device) for values in other._collected]
 
     def _begin(self, device: torch.device, is_scalar: bool) -> None:
         self._device = device
@@ -252,14 +255,14 @@ class RunningStats:
         if self._as_floats:
             return torch.tensor(values, dtype=self._precision)
         if {*map(_DEVICE, values)} != {device}:
-            values = [each.to(device) for each in values]
+            values = [value.to(device) for value in values]
         return (torch.stack if self._is_scalar else torch.cat)(values).to(self._precision)
 
     def _reduce(self) -> None:
         """Add the collected values to the totals and drop them."""
-        for each in self._followers:
-            each._pull()
-            each._seen = 0
+        for follower in self._followers:
+            follower._pull()
+            follower._seen = 0
         values = self._joined() if self._fill else None
         lengths = self._lengths
         weights = self._weights

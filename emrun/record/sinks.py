@@ -13,7 +13,7 @@ from emrun.base.errors import ArgumentError, HookError, RunInUse
 from emrun.hook import AbstractHook, Loop
 from emrun.record.facts import Facts, facts_of
 from emrun.record.intervals import Every
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader, Row
 from emrun.storage.files import aside_of, check_owner, flush_file, make_directory, storing, written_aside
 
@@ -54,7 +54,7 @@ class AbstractSink(AbstractHook):
         super().register_mainloop(main_loop)
         self.ask(main_loop.rows)
 
-    def ask(self, record: Record) -> None:
+    def ask(self, record: MetricsLog) -> None:
         """Ask a record for the rows between epochs."""
         self._interval = record.intervals.ask(type(self).__name__, self._every)
 
@@ -63,7 +63,7 @@ class AbstractSink(AbstractHook):
         return row.every in (None, self._interval)
 
     @abstractmethod
-    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
+    def complete(self, record: MetricsLog, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Write what is missing of a run that has ended.
 
         Args:
@@ -129,7 +129,7 @@ class FileSink(AbstractSink):
                 self.make(record)
         record.sinks.append(self.take)
 
-    def make(self, record: Record) -> None:
+    def make(self, record: MetricsLog) -> None:
         """Make the file that the recorded rows give.
 
         Raises:
@@ -164,7 +164,7 @@ class FileSink(AbstractSink):
         """Append rows that are still waiting."""
         self.take(())
 
-    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
+    def complete(self, record: MetricsLog, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Make the file of a run that has ended."""
         self.ask(record)
         with self._or_warning():

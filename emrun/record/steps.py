@@ -76,8 +76,8 @@ def _is_chunk(**keys: Any) -> bool:
 
 def format_of(line: bytes) -> int | None:
     """Return the format number at the beginning of a line; None if the line does not begin like a chunk."""
-    found = _BEGINNING.match(line)
-    return int(found[1]) if found else None
+    match = _BEGINNING.match(line)
+    return int(match[1]) if match else None
 
 
 def read_chunk(line: bytes | str) -> Chunk | None:
@@ -119,8 +119,8 @@ def chunks_of(path: Path) -> Iterator[Chunk | str]:
             end = chunk.first + chunk.every * (len(chunk) - 1)
         elif chunk is not None:
             yield f"line {number} begins before the end of line {number - 1}; it is ignored"
-        elif (found := format_of(line)) is not None and found > FORMAT:
-            yield f"line {number} has format {found}, but this emrun reads {FORMAT}; ignored"
+        elif (version := format_of(line)) is not None and version > FORMAT:
+            yield f"line {number} has format {version}, but this emrun reads {FORMAT}; ignored"
         else:
             yield f"line {number} is damaged or not a chunk of steps; it is ignored"
 
@@ -199,10 +199,10 @@ class StepsFile:
     def _not_ours(self, *, is_new: bool = False) -> str | None:
         """Return why the file is not one that this run may write; None if it may, or if there is no file."""
         with storing(self._lines.path, "read"), suppress(FileNotFoundError):
-            found = self._lines.path.lstat()
-            if not stat.S_ISREG(found.st_mode):
+            status = self._lines.path.lstat()
+            if not stat.S_ISREG(status.st_mode):
                 return "is not a regular file"
-            if found.st_size:
+            if status.st_size:
                 return "exists, but this run did not write it" if is_new else self._not_a_step_record()
         return None
 

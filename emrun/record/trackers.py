@@ -19,7 +19,7 @@ from emrun.base.errors import ArgumentError, HookError, MissingExtra
 from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
 from emrun.base.wording import counted
 from emrun.record.facts import Facts, facts_of
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader, Row
 from emrun.record.sinks import AbstractSink
 from emrun.shown import Counts, Picture
@@ -112,15 +112,15 @@ class AbstractTracker(AbstractSink):
             histogram: makes an object of a histogram of NumPy, its argument `np_histogram`.
             text: makes an object of a text in Markdown.
         """
-        found: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
         for name, shown in row.shown.items():
             if isinstance(shown, Picture):
-                found[name] = picture(shown.image())
+                objects[name] = picture(shown.image())
             elif isinstance(shown, Counts):
-                found[name] = histogram(np_histogram=(shown.counts, shown.edges))
+                objects[name] = histogram(np_histogram=(shown.counts, shown.edges))
             else:
-                found[name] = text(shown.text)
-        return found
+                objects[name] = text(shown.text)
+        return objects
 
     def before_training(self) -> None:
         """Begin to send, and wait for the connection of a new run.
@@ -139,6 +139,8 @@ class AbstractTracker(AbstractSink):
         is_new = sender.position.identity is None
         if loop.iterations_done or loop.training_epochs_done:
             sender.limit = loop.iterations_done, 0, loop.training_epochs_done
+
+        # a new run waits for its connection
         begun = sender.send()
         if is_new:
             wait([begun], self._timeout)
@@ -158,7 +160,7 @@ class AbstractTracker(AbstractSink):
         name = f"{type(self).__name__}-{number}.json" if number > 1 else f"{type(self).__name__}.json"
         return _Sender(self, Path(str(self.output_dir)), name)
 
-    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
+    def complete(self, record: MetricsLog, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Send what is missing of a run that has ended."""
         self.ask(record)
         sender = self._sender_among(sinks)
@@ -228,17 +230,17 @@ def _read_position(path: Path) -> _Position:
     if not path.exists():
         return new
     try:
-        found = json.loads(read_regular(path, _LARGEST, depth=2))
+        content = json.loads(read_regular(path, _LARGEST, depth=2))
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, path)
-        found = None
-    if not fitting(found, _POSITION) or len(found["last"]) != len(new.last):
+        content = None
+    if not fitting(content, _POSITION) or len(content["last"]) != len(new.last):
         _LOG.warning("%s is damaged; the tracker begins a new run", path)
         return new
-    if not any(then == now for then, now in zip(found["home"], new.home, strict=False)):
+    if not any(then == now for then, now in zip(content["home"], new.home, strict=False)):
         _LOG.info("%s is of the run directory that was copied; the copy begins a new run of the tracker", path)
         return new
-    return _Position(new.home, found["identity"], tuple(found["last"]), found["status"])
+    return _Position(new.home, content["identity"], tuple(content["last"]), content["status"])
 
 
 def _place_of(row: Row) -> _Place:
@@ -372,4 +374,5 @@ class _Sender:
 
 def _why(error: BaseException) -> str:
     """Return the first line of an error, with its class."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from emrun.base.errors import StorageError
 from emrun.base.types import Json
 from emrun.storage.code.files import RECORD, module_path, read_code, sha256_of
-from emrun.storage.code.record import code_records
+from emrun.storage.code.snapshot import code_snapshots
 from emrun.storage.files import read_regular
 
 _LARGEST_SOURCE = 1_000_000  # bytes
@@ -33,9 +33,9 @@ def compare_code(a: Path, b: Path) -> Json:
     other, second = newest_code(b)
     left = one["packages"]
     right = other["packages"]
-    python = [each["python"] for each in (one, other)]
-    repositories = [[_repository(each) for each in record["repositories"]] for record in (one, other)]
-    states = [[(each["commit"], each["changes"]) for each in side] for side in repositories]
+    python = [code["python"] for code in (one, other)]
+    repositories = [[_repository(repository) for repository in code["repositories"]] for code in (one, other)]
+    states = [[(repository["commit"], repository["changes"]) for repository in side] for side in repositories]
     return {
         "modules": _modules(one["modules"], other["modules"], first, second),
         "packages": [
@@ -54,10 +54,10 @@ def newest_code(directory: Path) -> tuple[Json, Path]:
     Raises:
         StorageError: the run has no record, or it cannot be read.
     """
-    written = code_records(directory)
-    if not written:
+    records = code_snapshots(directory)
+    if not records:
         raise StorageError(0, f"the code of {directory} is not recorded")
-    return _read(written[-1][1]), written[-1][1]
+    return _read(records[-1][1]), records[-1][1]
 
 
 class CodeNow:
@@ -75,11 +75,17 @@ class CodeNow:
             directory: the run directory.
         """
         try:  # a run that was resumed has used all of its records
-            records = [(place, _read(place)["modules"].items()) for _, place in code_records(directory)]
+            records = [(snapshot, _read(snapshot)["modules"].items()) for _, snapshot in code_snapshots(directory)]
         except OSError:
             return None
-        changed = (name for place, each in records for name, one in each if not self._is_same(place, name, one))
-        return tuple(dict.fromkeys(changed)) if records else None
+        if not records:
+            return None
+        changed: dict[str, None] = {}
+        for snapshot, modules in records:
+            for name, module in modules:
+                if not self._is_same(snapshot, name, module):
+                    changed[name] = None
+        return tuple(changed)
 
     def _is_same(self, place: Path, name: str, module: Json) -> bool:
         content, digest, tree = self._now(name, module["file"])
@@ -132,15 +138,19 @@ def _repository(entry: Json) -> Json:
 
 
 def _modules(a: Json, b: Json, first: Path, second: Path) -> list[Json]:
-    found: list[Json] = []
+    differing: list[Json] = []
     for name in {**a, **b}:
         if name in a and name in b and a[name]["sha256"] == b[name]["sha256"]:
             continue
-        change = "changed" if name in a and name in b else "only in a" if name in a else "only in b"
-        is_diffed = change == "changed" and len(found) < _MOST_DIFFED
+        change = "changed"
+        if name not in b:
+            change = "only in a"
+        elif name not in a:
+            change = "only in b"
+        is_diffed = change == "changed" and len(differing) < _MOST_DIFFED
         diff = _diff(name, [_source(first, name, a[name]), _source(second, name, b[name])]) if is_diffed else None
-        found.append({"name": name, "change": change, "diff": diff})
-    return found[:_MOST]
+        differing.append({"name": name, "change": change, "diff": diff})
+    return differing[:_MOST]
 
 
 def _diff(name: str, sources: list[bytes | None]) -> str | None:
@@ -148,7 +158,7 @@ def _diff(name: str, sources: list[bytes | None]) -> str | None:
     if None in sources:
         return None
     lines = [source.decode(errors="backslashreplace").splitlines() for source in sources if source is not None]
-    if any(len(each) > _MOST_LINES for each in lines):
+    if any(len(source_lines) > _MOST_LINES for source_lines in lines):
         return None
     return "\n".join(difflib.unified_diff(lines[0], lines[1], f"a/{name}", f"b/{name}", lineterm="", n=2))
 

@@ -86,7 +86,14 @@ def _age(row: Row) -> Any:
 
 
 def _class_of(*keys: str) -> Callable[[Row], Any]:
-    return lambda row: next((found for key in keys if (found := row.run.value(key)) is not MISSING), MISSING)
+    def class_in(row: Row) -> Any:
+        for key in keys:
+            value = row.run.value(key)
+            if value is not MISSING:
+                return value
+        return MISSING
+
+    return class_in
 
 
 FACTS = {
@@ -123,16 +130,16 @@ def column(name: str) -> Column:
     """
     if name in FACTS:
         return FACTS[name]
-    found = _STATISTIC.fullmatch(name)
-    if found is None:
+    match = _STATISTIC.fullmatch(name)
+    if match is None:
         unit: Unit = "class" if name.rpartition(".")[2] == "class" else ""
         return Column(name, lambda row: row.run.value(name), unit)
-    address = found[2]
-    which: Which = "min" if found[1] == "min" else "max" if found[1] == "max" else "last"
+    address = match[2]
+    which: Which = "min" if match[1] == "min" else "max" if match[1] == "max" else "last"
 
     def value(row: Row) -> Any:
-        found = row.summaries.of(address, which)
-        return MISSING if found is None else found[0]
+        best = row.summaries.of(address, which)
+        return MISSING if best is None else best[0]
 
     return Column(name, value, is_number=True, address=address, which=which)
 
@@ -146,8 +153,8 @@ def rows_of(runs: Iterable[StoredRun], root: Path, columns: Sequence[Column], no
         columns: all that will be asked for.
         now: the time; by default that of the system.
     """
-    addresses = [each.address for each in columns if each.address is not None]
-    with_best = any(each.name in ("best", "best_epoch") for each in columns)
+    addresses = [column_.address for column_ in columns if column_.address is not None]
+    with_best = any(column_.name in ("best", "best_epoch") for column_ in columns)
     now = datetime.now().astimezone() if now is None else now
     runs = list(runs)
     looks = functools.cache(lambda: looks_by_config(runs))
@@ -167,11 +174,11 @@ def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
     Raises:
         UsageError: no run has one of them; the message has the nearest name.
     """
-    for each in columns:
-        if each.name not in FACTS and rows and all(each.of(row) is MISSING for row in rows):
-            names = {*FACTS, *(known for row in rows[:1] for known in _names_in(row.run))}
-            bare = each.name.removeprefix(f"{each.which}:")
-            what = "recorded the statistic" if each.address else "a value in its config with the key"
+    for asked in columns:
+        if asked.name not in FACTS and rows and all(asked.of(row) is MISSING for row in rows):
+            names = {*FACTS, *_names_in(rows[0].run)}
+            bare = asked.name.removeprefix(f"{asked.which}:")
+            what = "recorded the statistic" if asked.address else "a value in its config with the key"
             if any(known.endswith(f"/{bare}") for known in names):
                 what = "a value in its config, or a statistic with its stream,"
             ends = [name for name in names if name.endswith(f".{bare}")]
@@ -185,7 +192,11 @@ def _names_in(run: StoredRun) -> list[str]:
     try:
         names += [".".join(map(str, path)) for path, _, _ in run.config.root.places()]
         for epoch in run.epochs():
-            names += [f"{stream}/{name}" for stream, each in epoch["streams"].items() for name, _ in statistics(each)]
+            names += [
+                f"{stream}/{name}"
+                for stream, variables in epoch["streams"].items()
+                for name, _ in statistics(variables)
+            ]
             if len(names) > 10_000:
                 break
     except (ConfigError, StorageError):

@@ -48,7 +48,8 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         - `epochs`: `first`, the first epoch whose statistics differ, and `a` and `b`, their last epochs.
         - `steps`: see `compare_steps`.
     """
-    found: Json = dict.fromkeys(PARTS)
+    # the parts, or why one cannot be compared
+    comparison: Json = dict.fromkeys(PARTS)
     reasons: dict[str, str] = {}
     for name, part in (
         ("config", lambda: compare_configs(a, b)),
@@ -59,13 +60,15 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         ("steps", lambda: {"steps": compare_steps(a.steps(), b.steps())}),
     ):
         try:
-            found.update(part())
+            comparison.update(part())
         except NotCompared as error:
             reasons[name] = str(error)
         except (ConfigError, StorageError) as error:
             reasons[name] = in_one_line(str(error).partition("\n")[0])
-    is_equal = not any(found[part] for part in PARTS if part != "steps")
-    is_equal = is_equal and (found["steps"] is None or found["steps"]["equal"])
+
+    # what is said of both runs
+    is_equal = not any(comparison[part] for part in PARTS if part != "steps")
+    is_equal = is_equal and (comparison["steps"] is None or comparison["steps"]["equal"])
     runs = [
         {
             "directory": str(run.directory),
@@ -76,7 +79,7 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         }
         for run in (a, b)
     ]
-    return {"runs": runs, "equal": is_equal, "not_compared": reasons, **found}
+    return {"runs": runs, "equal": is_equal, "not_compared": reasons, **comparison}
 
 
 class NotCompared(Exception):
@@ -87,7 +90,7 @@ def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
     one = a.trace.get("device")
     other = b.trace.get("device")
     if one is None or other is None:
-        lacking = " and ".join(name for name, each in (("a", one), ("b", other)) if each is None)
+        lacking = " and ".join(name for name, device in (("a", one), ("b", other)) if device is None)
         raise NotCompared(f"the device of {lacking} is not recorded")
     return None if one == other else {"a": one, "b": other}
 
@@ -98,15 +101,15 @@ def _compare_batches(a: Path, b: Path) -> list[Json]:
     other = recorded_batches(b / "code")
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
-    found = []
-    for key in [each for each in one if each in other]:
+    differing = []
+    for key in [key for key in one if key in other]:
         stream, index, _ = key
         mine = one[key]
         theirs = other[key]
         sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if sources:
-            found.append({"stream": stream, "pass": index, "sources": sources})
-    return found
+            differing.append({"stream": stream, "pass": index, "sources": sources})
+    return differing
 
 
 def _compare_epochs(a: StoredRun, b: StoredRun) -> Json:
@@ -125,15 +128,15 @@ def _compare_epochs(a: StoredRun, b: StoredRun) -> Json:
         if first is None and (not one or not other or any(one[key] != other[key] for key in ("epoch", "streams"))):
             first = (one or other or {})["epoch"]
     addresses = {**sides[0], **sides[1]}
-    rows = {each: {"a": _shown(sides[0].get(each)), "b": _shown(sides[1].get(each))} for each in addresses}
+    rows = {address: {"a": _shown(sides[0].get(address)), "b": _shown(sides[1].get(address))} for address in addresses}
     epochs = None if first is None else {"first": first, "a": last[0], "b": last[1]}
     return {"epochs": epochs, "statistics": rows}
 
 
-def _shown(found: Summary | None) -> Json | None:
-    if found is None:
+def _shown(summary: Summary | None) -> Json | None:
+    if summary is None:
         return None
-    return {"last": found.last, "lowest": found.min or found.last, "highest": found.max or found.last}
+    return {"last": summary.last, "lowest": summary.min or summary.last, "highest": summary.max or summary.last}
 
 
 def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
@@ -146,6 +149,7 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
         last recorded iterations of a and b, None where there are none. `alone`: the numbers of iterations between the
         others that only a and only b have recorded.
     """
+    # whole chunks, as long as they are equal
     last: list[int | None] = [None, None]
     sides = [_noted(chunks, side, last) for side, chunks in enumerate((a, b))]
     compared = 0
@@ -158,16 +162,22 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
         last_equal = last[0]
     else:
         one = other = None
-    rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
+
+    # then the iterations of both sides in their order
+    rows = []
+    for side, chunk in enumerate((one, other)):
+        rest = sides[side] if chunk is None else chain([chunk], sides[side])
+        rows.append(_rows(side, rest))
     alone = [0, 0]  # how many iterations only one side has
     ahead = [0, 0]  # how many it has behind the last of the other
-    for iteration, found in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
-        there = {side: (every, values) for _, side, every, values in found}
+    for iteration, same_iteration in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
+        there = {side: (every, values) for _, side, every, values in same_iteration}
         for side in there:
             alone[1 - side] += ahead[1 - side]
             ahead[1 - side] = 0
         if len(there) == 1:
-            ahead[side] += 1
+            (only,) = there
+            ahead[only] += 1
             continue
         every, mine = there[0]
         theirs = there[1][1]
@@ -178,10 +188,12 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
             break
         compared += 1
         last_equal = iteration
-    deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
+
+    # what follows is read for its last iteration
+    deque(chain(*sides), maxlen=0)
     is_equal = first is None and last[0] == last[1] and not any(alone)
-    found_in_all = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
-    return {**found_in_all, "last": last, "alone": alone}
+    result = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
+    return {**result, "last": last, "alone": alone}
 
 
 def _noted(chunks: Iterable[Chunk], side: int, last: list[int | None]) -> Iterator[Chunk]:

@@ -84,7 +84,7 @@ class Condition:
     def _has_order(self, value: Any) -> bool:
         comparable = (int, float), (str,), (datetime,)
         return any(
-            all(isinstance(each, kind) and not isinstance(each, bool) for each in (value, self.wanted))
+            all(isinstance(operand, kind) and not isinstance(operand, bool) for operand in (value, self.wanted))
             for kind in comparable
         )
 
@@ -110,12 +110,12 @@ def chosen(
     Raises:
         UsageError: no run has the value of a column, or one that can be compared with the value of a condition.
     """
-    asked = [*columns, *(each.column for each in wanted)]
-    found = rows_of(runs, root, asked)
-    check_known(asked, found)
-    for each in wanted:
-        each.check(found)
-    return found, [row for row in found if all(each.holds(row) for each in wanted)]
+    asked = [*columns, *(condition.column for condition in wanted)]
+    rows = rows_of(runs, root, asked)
+    check_known(asked, rows)
+    for condition in wanted:
+        condition.check(rows)
+    return rows, [row for row in rows if all(condition.holds(row) for condition in wanted)]
 
 
 def _wanted(asked: Column, text: str) -> Any:
@@ -127,9 +127,9 @@ def _wanted(asked: Column, text: str) -> Any:
         case "status" if text not in STATUSES:
             raise UsageError(f"{text!r} is not a status{did_you_mean(text, STATUSES)} (there are {listed(STATUSES)})")
         case "time":
-            if (found := moment(text)) is None:
+            if (time := moment(text)) is None:
                 raise UsageError(f"{asked.name}: {text!r} is not a time; write for example 2026-11-20")
-            return found
+            return time
         case "status":
             return text
     if asked.is_number and _NOT_FINITE.fullmatch(text):

@@ -32,13 +32,13 @@ def compare_configs(a: StoredRun, b: StoredRun) -> Json:
     one = _tree(a)
     other = _tree(b)
     commands = [_overrides(run.trace) for run in (a, b)]
-    found: list[Json] = []
+    differing: list[Json] = []
     for key, left, right in differences(one, other):
-        if len(found) == _MOST:
+        if len(differing) == _MOST:
             break
-        sides = [_side(node, key, own) for node, own in zip((left, right), commands, strict=True)]
-        found.append({"key": key, "a": sides[0], "b": sides[1]})
-    return {"config": found, "hooks_order": order_of_hooks(one, other)}
+        sides = [_side(node, key, overrides) for node, overrides in zip((left, right), commands, strict=True)]
+        differing.append({"key": key, "a": sides[0], "b": sides[1]})
+    return {"config": differing, "hooks_order": order_of_hooks(one, other)}
 
 
 def _tree(run: StoredRun) -> Node:
@@ -52,17 +52,28 @@ def _side(node: Node | None, key: str, overrides: Mapping[str, str]) -> Json | N
     if node is None:
         return None
     line = f"config.yaml:{node.position.line}" if node.position.line else "config.yaml"
-    given = next((text for name, text in overrides.items() if f"{key}.".startswith(f"{name}.")), None)
-    return {"value": node.plain(), "origin": line if given is None else f"{line}, override {given}"}
+    for name, override in overrides.items():
+        if f"{key}.".startswith(f"{name}."):
+            line = f"{line}, override {override}"
+            break
+    return {"value": node.plain(), "origin": line}
 
 
 def _overrides(trace: Mapping[str, Any]) -> dict[str, str]:
     """Return the overrides in the commands that started and resumed a run: key -> the override."""
-    before = [each.get("before") for each in trace.get("resumes", ())]
-    commands = [each["command"] for each in before if isinstance(each, dict) and isinstance(each.get("command"), list)]
-    words = [word for command in [*commands, trace.get("command", ())] for word in command]
-    pairs = [(word.partition("=")[0], word) for word in words if isinstance(word, str) and "=" in word]
-    return {key: word for key, word in pairs if key and not key.startswith("-")}
+    words: list[Any] = []
+    for resume in trace.get("resumes", ()):
+        before = resume.get("before")
+        if isinstance(before, dict) and isinstance(before.get("command"), list):
+            words += before["command"]
+    words += trace.get("command", ())
+    overrides = {}
+    for word in words:
+        if isinstance(word, str):
+            key, sign, _ = word.partition("=")
+            if sign and key and not key.startswith("-"):
+                overrides[key] = word
+    return overrides
 
 
 def differences(
@@ -91,12 +102,17 @@ def _hooks(section: Node) -> dict[str, Node]:
     """Return the arguments of hooks by name; those of a hook that is listed twice by index and name."""
     entries = [(hook_entry(entry), entry) for entry in section.value]
     names = [name for (name, _), _ in entries]
-    found = {}
+    nodes = {}
     for index, ((name, arguments), entry) in enumerate(entries):
-        key = str(index) if name is None else name if names.count(name) == 1 else f"{index}.{name}"
-        is_bare = arguments is None or arguments.value is None
-        found[key] = entry if name is None else Node({}, entry.position) if is_bare else arguments
-    return {key: node for key, node in found.items() if node is not None}
+        if name is None:
+            nodes[str(index)] = entry
+            continue
+        key = name if names.count(name) == 1 else f"{index}.{name}"
+        if arguments is None or arguments.value is None:
+            nodes[key] = Node({}, entry.position)
+        else:
+            nodes[key] = arguments
+    return nodes
 
 
 def order_of_hooks(one: Node, other: Node) -> dict[str, list[str]] | None:
@@ -124,18 +140,18 @@ def values_of(run: StoredRun) -> Json:
     except (ConfigError, StorageError) as error:
         run.note(str(error).partition("\n")[0])
         return {}
-    found: Json = {}
+    values: Json = {}
     for key, value in _flat(tree, ()):
-        if len(found) == _MOST_VALUES:
+        if len(values) == _MOST_VALUES:
             run.note(f"the config has more than {_MOST_VALUES:,} values; the others are left out")
             break
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _flat(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     below = children(node, path) if len(path) < _DEEPEST else {}
     if not below:
         yield ".".join(path), node.plain()
-    for key, each in below.items():
-        yield from _flat(each, (*path, key))
+    for key, child in below.items():
+        yield from _flat(child, (*path, key))

@@ -58,12 +58,12 @@ def find_run(directory: Path) -> StoredRun:
 def _below(directory: Path, deep: bool, depth: int) -> Iterator[StoredRun]:
     try:
         with os.scandir(directory) as entries:
-            found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         if depth:
             return  # not of interest: a directory that is not a run, or another user's
         raise StorageError(error.errno or errno.EIO, f"cannot read {directory}: {error.strerror}") from error
-    for name in sorted(found):
+    for name in sorted(folders):
         place = directory / name
         try:
             names = {TRACE} if os.path.lexists(place / TRACE) else _names_in(place)
@@ -81,7 +81,7 @@ def _names_in(directory: Path) -> set[str]:
 
 
 def _may_be_run(names: set[str]) -> bool:
-    return TRACE in names or (CONFIG in names and any(each in names for each in _BESIDE))
+    return TRACE in names or (CONFIG in names and any(name in names for name in _BESIDE))
 
 
 def _run_in(directory: Path) -> Iterator[StoredRun]:

@@ -25,19 +25,19 @@ def looks_of(run: StoredRun) -> Counter[str]:
             used |= epoch["streams"].keys()
     names: list[str] = []
     with suppress(OSError):
-        names = [each.name for each in os.scandir(run.directory / EVALUATIONS) if each.is_dir(follow_symlinks=False)]
-    found = (re.fullmatch(r"(.+)-[0-9]+", name) for name in names)
-    return Counter(each[1] for each in found if each is not None and each[1] not in used)
+        names = [entry.name for entry in os.scandir(run.directory / EVALUATIONS) if entry.is_dir(follow_symlinks=False)]
+    matches = (re.fullmatch(r"(.+)-[0-9]+", name) for name in names)
+    return Counter(match[1] for match in matches if match is not None and match[1] not in used)
 
 
 def looks_by_config(runs: Iterable[StoredRun]) -> dict[Path, Counter[str]]:
     """Return for each run how often all that have its config, but perhaps another seed or name, were evaluated so."""
     runs = list(runs)
     configs = {run.directory: _config_of(run) for run in runs}
-    found: dict[str, Counter[str]] = {}
+    looks: dict[str, Counter[str]] = {}
     for run in runs:
-        found.setdefault(configs[run.directory], Counter()).update(looks_of(run))
-    return {directory: found[config] for directory, config in configs.items()}
+        looks.setdefault(configs[run.directory], Counter()).update(looks_of(run))
+    return {directory: looks[config] for directory, config in configs.items()}
 
 
 def _config_of(run: StoredRun) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.epoch_data import named
 from emrun.runs.columns import Column, Row
-from emrun.runs.own_files import Sorted, others_shown, remove_empty
+from emrun.runs.run_files import RunFiles, others_shown, remove_empty
 from emrun.runs.stored_run import MISSING, StoredRun, size_of_files
 from emrun.runs.summaries import Which
 from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, Contents, files_to_resume, leave_out
@@ -47,12 +47,14 @@ class Removal:
         if what == "optimizer states":
             places = _checkpoints_in(run.directory)
             return cls(run, what, [place / name for place in places for name in files_to_resume(place)])
-        found = Sorted.of(run.directory)
+        content = RunFiles.of(run.directory)
         if what == "checkpoints":
             home = run.directory / CHECKPOINTS
-            files = [each for each in found.own if home in (each, *each.parents)]
-            return cls(run, what, files, folders=[each for each in found.folders if home in (each, *each.parents)])
-        return cls(run, what, found.own, found.others, [*found.folders, run.directory])
+            files = [path for path in content.files if home in (path, *path.parents)]
+            return cls(
+                run, what, files, folders=[folder for folder in content.folders if home in (folder, *folder.parents)]
+            )
+        return cls(run, what, content.files, content.others, [*content.folders, run.directory])
 
     @property
     def size(self) -> int:
@@ -98,7 +100,7 @@ class Removal:
         try:
             if StoredRun(directory).trace != self.run.trace or directory.is_symlink():
                 raise UsageError(f"{directory} has changed since it was shown; nothing of it was removed")
-            others = Sorted.of(directory).others if self.what == "runs" else ()
+            others = RunFiles.of(directory).others if self.what == "runs" else ()
             if others:
                 raise UsageError(f"nothing was removed: {directory} {others_shown(directory, others)}")
             with storing(directory, "remove files of"):
@@ -119,23 +121,23 @@ class Removal:
             The files under their new names, and the manifests of the other checkpoints; for each folder that a process
             has left which was killed, the one that it had, so that the folder goes.
         """
-        left = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
-        found = [each / MANIFEST for each in left if not each.is_symlink()]
+        leftovers = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
+        moved = [leftover / MANIFEST for leftover in leftovers if not leftover.is_symlink()]
         files = set(self.files)
         for place in _checkpoints_in(self.run.directory):
             inside = list(place.iterdir())
             if files.issuperset(inside):
                 aside = place.rename(place.with_name(f"{ASIDE}{place.name}"))
-                found += [aside / each.name for each in inside]
+                moved += [aside / path.name for path in inside]
             else:
-                found += [each for each in inside if each.name == MANIFEST and each in files]
-        return found
+                moved += [path for path in inside if path.name == MANIFEST and path in files]
+        return moved
 
 
 def _checkpoints_in(directory: Path) -> Iterator[Path]:
     root = directory / CHECKPOINTS
     with suppress(OSError):
-        yield from (root / name for name in Contents.of(root).own)
+        yield from (root / name for name in Contents.of(root).checkpoints)
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:
@@ -150,7 +152,9 @@ def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) 
 
     def rank(row: Row) -> tuple[bool, float]:
         value = judged.of(row)
-        return value is MISSING, 0.0 if value is MISSING else value if which == "min" else -value
+        if value is MISSING:
+            return True, 0.0
+        return False, value if which == "min" else -value
 
     best = sorted(rows, key=rank)[:count]
     return [row for row in rows if row not in best]
@@ -173,9 +177,9 @@ def better(rows: Sequence[Row], by: str | None) -> tuple[str, Which]:
     if by is not None and "/" not in by:
         raise UsageError(f"--by: {by!r} is not a statistic; write for example --by min:valid/loss")
     watched = {row.summaries.watched for row in rows}
-    found = [each for each in watched if by is None or named(each[0]) == named(by)]
-    if len(found) == 1:
-        return found[0]
+    candidates = [candidate for candidate in watched if by is None or named(candidate[0]) == named(by)]
+    if len(candidates) == 1:
+        return candidates[0]
     if by is None:
         raise UsageError("the runs have different statistics in SaveBest; name one: --by min:valid/loss")
     raise UsageError(f"--by: which value is better? write --by min:{by} or --by max:{by}")

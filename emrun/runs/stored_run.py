@@ -60,8 +60,10 @@ class StoredRun:
         except (ConfigError, StorageError) as error:
             self.note(str(error).partition("\n")[0])
             return {}
-        for each in (*problems, *([] if problems or "status" in known else ["status is missing"])):
-            self.note(f"{TRACE}: {each}")
+        if not problems and "status" not in known:
+            problems = ["status is missing"]
+        for problem in problems:
+            self.note(f"{TRACE}: {problem}")
         return known
 
     @property
@@ -161,20 +163,19 @@ class StoredRun:
         """
         path = key.split(".")
         try:
-            found: Any = self.final
+            value: Any = self.final
         except (ConfigError, StorageError) as error:
             self.note(str(error).partition("\n")[0])
             return MISSING
-        hooks = found.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
-        if isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks):
-            names = [each if isinstance(each, str) else str(next(iter(each), "")) for each in hooks]
+        hooks = value.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
+        if isinstance(hooks, list) and all(isinstance(hook, str | dict) for hook in hooks):
+            names = [hook if isinstance(hook, str) else str(next(iter(hook), "")) for hook in hooks]
             indices, _, path = hooks_at(path[1:], names)
-            entry = hooks[indices[0]] if indices else {}
-            found = entry if isinstance(entry, str) else next(iter(entry.values()), MISSING)
+            hook = hooks[indices[0]] if indices else {}
+            value = hook if isinstance(hook, str) else next(iter(hook.values()), MISSING)
         for name in path:
-            entries = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
-            found = next((entry for key, entry in entries if str(key) == name), MISSING)
-        return found
+            value = _item_of(value, name)
+        return value
 
     def note(self, problem: str) -> None:
         """Add a sentence to `problems`."""
@@ -197,8 +198,8 @@ class StoredRun:
             StorageError: it cannot be read.
             ConfigError: it is not a config.
         """
-        found = plain_of(self.directory / CONFIG, self.config_text)
-        return found if isinstance(found, dict) else self.config.root.plain()
+        content = plain_of(self.directory / CONFIG, self.config_text)
+        return content if isinstance(content, dict) else self.config.root.plain()
 
     @cached_property
     def final(self) -> Mapping[str, Any]:
@@ -234,8 +235,19 @@ class StoredRun:
         counted = self.trace.get(field)
         if counted is not None and self.trace.get("status") not in (None, "running"):
             return int(counted)
-        found = self.last_epoch.get(name)
-        return max(int(counted or 0), found if type(found) is int and 0 <= found < 2**63 else 0)
+        newer = self.last_epoch.get(name)
+        return max(int(counted or 0), newer if type(newer) is int and 0 <= newer < 2**63 else 0)
+
+
+def _item_of(value: Any, name: str) -> Any:
+    """Return the item of a mapping or a list with a key or an index, as text; `MISSING` if there is none."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if str(key) == name:
+                return item
+    return MISSING
 
 
 def number(value: Any) -> float | None:
@@ -265,9 +277,9 @@ def numbers_of(epoch: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """
     for stream, variables in epoch["streams"].items():
         for name, value in statistics(variables):
-            found = number(value)
-            if found is not None:
-                yield f"{stream}/{name}", found
+            finite = number(value)
+            if finite is not None:
+                yield f"{stream}/{name}", finite
 
 
 def size_of_files(paths: Iterable[Path]) -> int:
@@ -275,8 +287,8 @@ def size_of_files(paths: Iterable[Path]) -> int:
     sizes = {}
     for path in paths:
         with suppress(OSError):
-            found = path.lstat()
-            sizes[found.st_dev, found.st_ino] = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+            status = path.lstat()
+            sizes[status.st_dev, status.st_ino] = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return sum(sizes.values())
 
 
@@ -291,7 +303,7 @@ def moment(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text)
-        return found if found.tzinfo else found.astimezone()
+        time = datetime.fromisoformat(text)
+        return time if time.tzinfo else time.astimezone()
     except (ValueError, OverflowError, OSError):
         return None

@@ -18,7 +18,7 @@ def chosen_by(save_best: Any) -> tuple[str, Literal["min", "max"]]:
     """Return the address and the condition by which the hook `SaveBest` with some arguments chooses."""
     given: dict[Any, Any] = save_best if isinstance(save_best, dict) else {}
     parts = [given.get("stream", "valid"), given.get("variable", "loss"), given.get("aggregation", "mean")]
-    address = "/".join(str(each) for each in parts if each is not None)
+    address = "/".join(str(part) for part in parts if part is not None)
     return address, "max" if given.get("condition") == "max" else "min"
 
 
@@ -66,27 +66,29 @@ class Summaries:
     def best(self) -> tuple[float, int] | None:
         """The best value of the statistic that `watched` names, and its epoch, as `SaveBest` has it."""
         address, condition = self.watched
-        found: tuple[float, int] | None = getattr(self._found.get(address, (Summary(),))[0], condition)
-        return found
+        value: tuple[float, int] | None = getattr(self._summaries.get(address, (Summary(),))[0], condition)
+        return value
 
     def of(self, address: str, which: Which) -> tuple[float, int] | None:
         """Return a value of a statistic and its epoch; None if the run has not recorded it.
 
         The zeroth epoch is neither the lowest nor the highest one, unless the run has no other.
         """
-        every, trained = self._found.get(address, (Summary(), Summary()))
+        every, trained = self._summaries.get(address, (Summary(), Summary()))
         counts = every if which == "last" or not self.run.epochs_done else trained
-        found: tuple[float, int] | None = getattr(counts, which)
-        return found
+        value: tuple[float, int] | None = getattr(counts, which)
+        return value
 
     @cached_property
-    def _found(self) -> dict[str, tuple[Summary, Summary]]:
+    def _summaries(self) -> dict[str, tuple[Summary, Summary]]:
         """The summaries of each statistic: of all epochs, and of those but the zeroth."""
-        addresses = {*self._addresses, *([self.watched[0]] if self._with_best else [])}
-        found = {address: (Summary(), Summary()) for address in addresses}
+        addresses = set(self._addresses)
+        if self._with_best:
+            addresses.add(self.watched[0])
+        summaries = {address: (Summary(), Summary()) for address in addresses}
         try:
             for epoch in self.run.epochs():
-                for address, (every, trained) in found.items():
+                for address, (every, trained) in summaries.items():
                     value = statistic(epoch, address)
                     if value is not None:
                         every.add(value, epoch["epoch"])
@@ -94,4 +96,4 @@ class Summaries:
                             trained.add(value, epoch["epoch"])
         except StorageError as error:
             self.run.note(str(error))
-        return found
+        return summaries

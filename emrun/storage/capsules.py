@@ -183,8 +183,8 @@ def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
     numbers = _numbers(root) if root.is_dir() else []
     for number in numbers:
         with suppress(OSError, ValueError, RecursionError):
-            found, intact = read_seal(root / str(number) / _FACTS)
-            if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):
+            stored, intact = read_seal(root / str(number) / _FACTS)
+            if intact and all(stored.get(name) == facts[name] for name in ("step", "error", "message")):
                 return root / str(number)
     return None
 
@@ -209,10 +209,13 @@ def _write(
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
+        # what a process that was killed has left
         check_owner(root / _FACTS)
         make_directory(root, exist_ok=True)
-        for left in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
-            shutil.rmtree(left)
+        for leftover in root.glob(f"{_ASIDE}*"):
+            shutil.rmtree(leftover)
+
+        # the capsule, under a temporary name until it is complete
         place = root / str(max(_numbers(root), default=0) + 1)
         with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
             aside.mkdir()
@@ -230,6 +233,8 @@ def _write(
                 copy_regular(run_directory / CONFIG, aside / CONFIG)
             check_owner(place)
             seal(aside, _FACTS, facts)
+
+        # the oldest ones go
         for number in sorted(_numbers(root))[:-MOST]:
             old = root / f"{_ASIDE}{number}"
             (root / str(number)).rename(old)

@@ -84,9 +84,9 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
     try:
         with opened_regular(path) as file:
-            found: dict[str, Any] = json.load(file)
-        _CONTENT.check(found)
-        return found
+            names: dict[str, Any] = json.load(file)
+        _CONTENT.check(names)
+        return names
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, path)
         raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
@@ -98,5 +98,9 @@ def _names(dataset: Any) -> dict[str, list[str]]:
         names = named_classes(dataset)
     except Exception:  # a hook that reads the names reports it
         return {}
-    found = names if isinstance(names, Mapping) else {"": names}
-    return {str(key): list(map(str, each)) for key, each in found.items() if isinstance(each, list | tuple) and each}
+    by_source = names if isinstance(names, Mapping) else {"": names}
+    return {
+        str(key): list(map(str, classes))
+        for key, classes in by_source.items()
+        if isinstance(classes, list | tuple) and classes
+    }

@@ -53,11 +53,11 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
     Raises:
         ReadTimeout: the error is a time-out; with exit status 74.
     """
-    found: BaseException | None = error
-    while found is not None:
-        if is_timeout(found):
+    cause: BaseException | None = error
+    while cause is not None:
+        if is_timeout(cause):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {path}: {TIMED_OUT}") from error
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
 
 
 def read_regular(path: Path, most: int, depth: int = 1) -> bytes:
@@ -201,11 +201,11 @@ def remove_files(files: Iterable[Path], home: Path) -> None:
     """
     for path in files:
         path.unlink(missing_ok=True)
-        for each in path.parents:
-            if not each.is_relative_to(home):
+        for parent in path.parents:
+            if not parent.is_relative_to(home):
                 break
             with suppress(OSError):  # it is not empty, gone, or a mount point
-                each.rmdir()
+                parent.rmdir()
 
 
 def _delete(path: Path) -> None:
@@ -249,10 +249,10 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
     Raises:
         FileExistsError: the directory exists and `exist_ok` is false.
     """
-    new = [each for each in (path, *path.parents) if not each.exists()]
+    new = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=exist_ok)
-    for each in new:
-        flush_directory(each.parent)
+    for directory in new:
+        flush_directory(directory.parent)
 
 
 def append_line(path: Path, line: str) -> None:

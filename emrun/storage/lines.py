@@ -78,8 +78,8 @@ class Lines:
             size = self.path.stat().st_size
         if size == self.length:
             return
-        found = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
-        _LOG.warning("%s was %s while the run writes it; the run continues to append to it", self.path, found)
+        change = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
+        _LOG.warning("%s was %s while the run writes it; the run continues to append to it", self.path, change)
         content = self._content()
         self._keep(content, content[: content.rfind(b"\n") + 1])
 

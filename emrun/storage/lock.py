@@ -102,11 +102,11 @@ class _Owner:
     def of(cls, run: Path) -> _Owner | None:
         """Return the owner that is recorded in a run; None if there is no valid record."""
         try:
-            found = cls(**json.loads(read_regular(run / _OWNER, _LARGEST_OWNER)))
+            owner = cls(**json.loads(read_regular(run / _OWNER, _LARGEST_OWNER)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
-        fits = type(found.pid) is int and found.pid > 0 and type(found.host) is str
-        return found if fits and (found.started is None or type(found.started) is int) else None
+        fits = type(owner.pid) is int and owner.pid > 0 and type(owner.host) is str
+        return owner if fits and (owner.started is None or type(owner.started) is int) else None
 
     @property
     def lives_here(self) -> bool:
@@ -131,12 +131,12 @@ def writer_of(directory: Path) -> str | None:
     except OSError:  # it was deleted, or cannot be read
         return str(owner) if is_here else None
     try:
-        found = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
+        state = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
     finally:
         os.close(descriptor)
-    if found is None:
+    if state is None:
         return str(owner) if is_here else None
-    return None if found[0] == fcntl.F_UNLCK else _name_of(found[3], directory)
+    return None if state[0] == fcntl.F_UNLCK else _name_of(state[3], directory)
 
 
 def last_writer_elsewhere(directory: Path) -> str | None:
@@ -224,18 +224,18 @@ def _set(descriptor: int, kind: int) -> None:
 
 def _holder(descriptor: int) -> int | None:
     """Return the pid of the lock's holder, 0 if the system does not provide it; None if the holder has just ended."""
-    found = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
-    if found is None:
+    state = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
+    if state is None:
         return 0
-    return None if found[0] == fcntl.F_UNLCK else found[3]
+    return None if state[0] == fcntl.F_UNLCK else state[3]
 
 
 def _command(descriptor: int, name: str, kind: int, length: int) -> tuple[int, ...] | None:
     """Query or set an open file description lock; return its struct, None if the system does not have such locks."""
     if sys.platform == "linux":
-        asked = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0)
+        request = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0)
         try:
-            return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, getattr(fcntl, name), asked))
+            return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, getattr(fcntl, name), request))
         except OSError as error:
             if error.errno not in _NOT_THERE:
                 raise
@@ -254,8 +254,8 @@ def _name_of(pid: int, directory: Path) -> str:
 def _is_same(path: Path, written: os.stat_result) -> bool:
     """Return whether a file is unchanged, without reading it, because this is checked several times per epoch."""
     with suppress(OSError):
-        found = path.stat()
-        return os.path.samestat(found, written) and found.st_mtime_ns == written.st_mtime_ns
+        now = path.stat()
+        return os.path.samestat(now, written) and now.st_mtime_ns == written.st_mtime_ns
     return False
 
 

@@ -32,10 +32,10 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         place.unlink(missing_ok=True)  # a kill leaves no content that is older than the file
     write_atomically(path, text)
     with suppress(TypeError, ValueError), storing(path, "write"):
-        found = json.dumps([text, plain])
-        if json.loads(found) == [text, plain]:
+        content = json.dumps([text, plain])
+        if json.loads(content) == [text, plain]:
             with place.open("x", encoding="utf-8") as file:
-                file.write(found)  # not flushed: without it, or with a part of it, the YAML file is read
+                file.write(content)  # not flushed: without it, or with a part of it, the YAML file is read
 
 
 def read_plain(path: Path, most: int) -> Any:
@@ -50,8 +50,8 @@ def read_plain(path: Path, most: int) -> Any:
         Exception: it is not YAML; the library raises several errors.
     """
     text = read_regular(path, most).decode()
-    found = plain_of(path, text)
-    return YAML(typ="safe", pure=True).load(text) if found is None else found
+    content = plain_of(path, text)
+    return YAML(typ="safe", pure=True).load(text) if content is None else content
 
 
 def plain_of(path: Path, text: str | None) -> Any:

@@ -15,7 +15,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.censor import reveal
 from emrun.base.errors import RunExists, StorageError, UsageError
 from emrun.base.wording import from_here, in_one_line, listed
-from emrun.storage.code.record import CodeRecord, remove_code
+from emrun.storage.code.snapshot import CodeSnapshot, remove_code
 from emrun.storage.files import (
     aside_of,
     check_no_link,
@@ -72,7 +72,7 @@ class Run:
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock)
         self.log = RunLog(directory / LOG)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
-        self.code: CodeRecord | None = None
+        self.code: CodeSnapshot | None = None
         """Records what the run is made from; None if nothing does, as in an evaluation."""
         self.write_report: Callable[[Path], None] | None = None
         """Writes a page of the run into its directory, and raises no error; None if nothing does. See `close`."""
@@ -87,10 +87,10 @@ class Run:
         claimed = dict.fromkeys(names)
         for name in claimed:
             is_new = known is not None and name not in known and name.strip("/.")
-            there = next(self.directory.glob(name.rstrip("/")), None) if is_new else None
-            if there is not None:
+            existing = next(self.directory.glob(name.rstrip("/")), None) if is_new else None
+            if existing is not None:
                 raise UsageError(
-                    f"the run has not written {from_here(there)}, which one of its hooks would write; move it "
+                    f"the run has not written {from_here(existing)}, which one of its hooks would write; move it "
                     "elsewhere, or let the hook write under another name"
                 )
         self.trace.add(files=list(dict.fromkeys([*(known or ()), *claimed])))
@@ -172,6 +172,7 @@ def create_run(
         RunInUse: another process is writing the run.
         StorageError: the directory cannot be created.
     """
+    # the directory
     directory = output_dir or output_root / _directory_name(name, overrides, clock)
     check_outside(directory)
     check_readable_name(directory)
@@ -181,6 +182,8 @@ def create_run(
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
+
+    # what every run has in it from the beginning
     lock = RunLock(directory)
     try:
         check_links(directory)
@@ -244,7 +247,7 @@ def check_outside(directory: Path) -> None:
     Raises:
         UsageError: it does.
     """
-    outer = next((each for each in directory.absolute().parents if (each / TRACE).is_file()), None)
+    outer = next((parent for parent in directory.absolute().parents if (parent / TRACE).is_file()), None)
     if outer is not None:
         shown = from_here(outer)
         raise UsageError(f"{shown} is a run directory, and a run cannot lie in another one; choose another directory")
@@ -266,11 +269,11 @@ def check_free(directory: Path) -> None:
             "continue the run with `emrun resume`, or add --auto-resume"
         )
     with storing(directory, "read"):
-        names = sorted(each.name for each in directory.iterdir()) if directory.exists() else []
-    there = [name for name in names if not name.startswith(".") and name not in FOREIGN]
-    if there:
-        first = there[:_SHOWN]
-        if len(there) > _SHOWN:
+        names = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
+    visible = [name for name in names if not name.startswith(".") and name not in FOREIGN]
+    if visible:
+        first = visible[:_SHOWN]
+        if len(visible) > _SHOWN:
             first.append("...")
         named = listed([in_one_line(name, 40) for name in first])
         raise UsageError(
@@ -346,8 +349,8 @@ def no_run(place: Path, missing: str = CONFIG) -> UsageError:
         why = f"it has no {missing}" if place.exists() else "it does not exist"
         runs: list[Path] = []
         with suppress(OSError):
-            runs = sorted((each.parent for each in place.glob(f"*/{TRACE}")), key=lambda each: each.stat().st_mtime)
-        newest = [str(from_here(each)) for each in runs[: -_SHOWN - 1 : -1]]
+            runs = sorted((trace.parent for trace in place.glob(f"*/{TRACE}")), key=lambda trace: trace.stat().st_mtime)
+        newest = [str(from_here(run)) for run in list(reversed(runs))[:_SHOWN]]
         if newest:
             why += f"; the newest runs in it: {listed(newest)}"
         return UsageError(f"{place} is not a run directory: {why}")

@@ -111,15 +111,15 @@ def describe(path: Path, *, flushes: bool = False) -> dict[str, Any]:
         path: the file.
         flushes: whether to flush the file to disk first.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     size = 0
     with opened_regular(path, 1 if flushes else _DEPTH) as file:  # a folder that this process has just made is no link
         if flushes:
             os.fsync(file.fileno())
         while chunk := file.read(_CHUNK):
-            found.update(chunk)
+            digest.update(chunk)
             size += len(chunk)
-    return {"sha256": found.hexdigest(), "size": size}
+    return {"sha256": digest.hexdigest(), "size": size}
 
 
 def json_digest(content: Mapping[str, Any]) -> str:

@@ -29,8 +29,8 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.ranks.group import Exchange, join, ranks
-from emrun.runs.own_files import others_shown, remove_run
 from emrun.runs.report.page import write_at_end
+from emrun.runs.run_files import others_shown, remove_run
 from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog

@@ -17,7 +17,7 @@ from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of
 from emrun.ranks.group import Exchange, join, ranks
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader
 from emrun.record.sinks import AbstractSink
 from emrun.runs.config_comparison import differences, order_of_hooks
@@ -167,7 +167,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     supplied = {"output_dir": run.directory, "model": None, "dataset": None}
     with run.log:
         sinks = [each.build(supplied) for each in recipes]
-        record = Record(run.directory)
+        record = MetricsLog(run.directory)
         record.read_epochs()
         for sink in sinks:
             sink.complete(record, "finished", reason, sinks)

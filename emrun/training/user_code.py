@@ -24,7 +24,7 @@ from emrun.config.plan import Plan, code_directories
 from emrun.ranks.group import Exchange, ranks
 from emrun.storage.code.files import FORMAT, Code, changes, module_path, patch_path, sha256_of
 from emrun.storage.code.git import GitError, diff_of, head_of, is_in_repository, top_of
-from emrun.storage.code.record import CodeRecord, changed_since
+from emrun.storage.code.snapshot import CodeSnapshot, changed_since
 from emrun.storage.files import read_regular
 from emrun.storage.run import Run
 
@@ -49,7 +49,7 @@ def keep_sources() -> None:
 def record_code(plan: Plan, run: Run) -> None:
     """Let a run record its code when the training begins."""
     directories = [Path(each).absolute() for each in code_directories(plan.config)]  # the user's code may go elsewhere
-    run.code = CodeRecord(run.directory, lambda: gather(directories, run.directory))
+    run.code = CodeSnapshot(run.directory, lambda: gather(directories, run.directory))
 
 
 def log_code_directory(plan: Plan) -> None:

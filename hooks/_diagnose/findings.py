@@ -35,27 +35,27 @@ def findings(seen: Activations, changes: Sequence[Change], update: int, loss: An
             loss,
             [(low, high) for _, low, high in seen.finite],
             [((high - low).amax(), low.amin(), high.amax()) for low, high in outputs.values()],
-            [(each.gradient, each.step, each.size) for each in changes],
+            [(change.gradient, change.step, change.size) for change in changes],
         )
     )
-    found = _not_finite(layers, ends, loss)
+    judged = _not_finite(layers, ends, loss)
     if outputs:
-        found.append(_same(list(outputs), ranges))
+        judged.append(_same(list(outputs), ranges))
     for change, figures in zip(changes, norms, strict=True):
-        found += _changed(change, figures, loss, is_settled=update >= _SETTLED)
-    return found
+        judged += _changed(change, figures, loss, is_settled=update >= _SETTLED)
+    return judged
 
 
 def _not_finite(layers: Sequence[str], ends: Sequence[tuple[float, float]], loss: float | None) -> list[Finding]:
     """Judge whether layers return finite values; only the first one that does not is named."""
-    found: dict[str, Finding] = {}
+    judged: dict[str, Finding] = {}
     for layer, (low, high) in zip(layers, ends, strict=True):
         is_mask = low == -math.inf and math.isfinite(high) and loss is not None and math.isfinite(loss)
         is_so = not is_mask and not (math.isfinite(low) and math.isfinite(high))
-        found[layer] = ("not_finite", layer, is_so, [low, high])
+        judged[layer] = ("not_finite", layer, is_so, [low, high])
         if is_so:
             break
-    return list(found.values())
+    return list(judged.values())
 
 
 def _same(outputs: Sequence[str], ranges: Sequence[tuple[float, float, float]]) -> Finding:
@@ -70,28 +70,28 @@ def _changed(change: Change, figures: Any, loss: float | None, *, is_settled: bo
     """Judge the gradient of a parameter and its update; the figures are those of `Change` as numbers."""
     gradient, step, size = figures
     name = change.name
-    found: list[Finding] = []
+    judged: list[Finding] = []
     is_planned = gradient == 0 and not change.is_full  # what begins at 0 stays there in a warm-up from 0
     if (loss is None or abs(loss) > 0) and not is_planned:  # with 0 or none (NaN), the batch has nothing to learn
-        found.append(("no_gradient", name, not gradient, gradient))
+        judged.append(("no_gradient", name, not gradient, gradient))
     is_due = change.is_full and bool(gradient)  # a change is expected
     if step > 0 or is_due:
-        found.append(("never_moves", name, step == 0, change.rate))
+        judged.append(("never_moves", name, step == 0, change.rate))
     if size and is_settled and step > 0:
         ratio = step / size
-        found.append(("large_update", name, ratio > _LARGE, ratio))
+        judged.append(("large_update", name, ratio > _LARGE, ratio))
         if ratio >= _SMALL or is_due:
-            found.append(("small_update", name, ratio < _SMALL, ratio))
-    return found
+            judged.append(("small_update", name, ratio < _SMALL, ratio))
+    return judged
 
 
 def _read(figures: Any) -> Any:
     """Return figures with numbers instead of tensors with one element; waits once for each device and dtype."""
     leaves, form = tree_flatten(figures)
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, each in enumerate(leaves):
-        if isinstance(each, Tensor):
-            places.setdefault((each.device, each.dtype), []).append(index)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            places.setdefault((leaf.device, leaf.dtype), []).append(index)
     for indices in places.values():
         values = torch.stack([leaves[index].detach().reshape(()) for index in indices]).tolist()
         for index, value in zip(indices, values, strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from emrun.hooks._parts.parameters import norms_of
+from emrun.hooks._shared.parameters import norms_of
 
 _Held = tuple[nn.Parameter, Mapping[str, Any]]  # a parameter of an optimizer and its group
 
@@ -79,8 +79,8 @@ class Activations:
             label = f"{name} ({type(module).__name__})" if name else type(module).__name__
             if not name:
                 self.see_outputs(returned)
-            values = [each.detach() for each in tree_leaves(returned) if _has_numbers(each)]
-            self.finite += [(label, each.amin(), each.amax()) for each in values]
+            values = [value.detach() for value in tree_leaves(returned) if _has_numbers(value)]
+            self.finite += [(label, value.amin(), value.amax()) for value in values]
             is_layer = name and next(module.parameters(False), None) is not None
             if is_layer and values and values[0].dim() and len(values[0]) > 1:
                 before = self.last[1] if self.last is not None and self.last[0] == label else None
@@ -114,7 +114,9 @@ class Updates:
     """
 
     def __init__(self, model: Any) -> None:
-        self._names = {id(each): name for name, each in model.module.named_parameters() if _is_trained(each)}
+        self._names = {
+            id(parameter): name for name, parameter in model.module.named_parameters() if _is_trained(parameter)
+        }
         self._measured: set[int] = set()  # the optimizers
         self._pending: tuple[list[_Held], list[Tensor | None], list[Tensor]] | None = None
         self.changes: list[Change] = []
@@ -126,11 +128,11 @@ class Updates:
         if id(optimizer) not in self._measured:
             groups = optimizer.param_groups
             held: list[_Held] = [
-                (each, group) for group in groups for each in group["params"] if id(each) in self._names
+                (parameter, group) for group in groups for parameter in group["params"] if id(parameter) in self._names
             ]
-            norms = zip(held, norms_of([each.grad for each, _ in held]), strict=True)
-            gradients = [None if each.grad is None else norm for (each, _), norm in norms]
-            self._pending = held, gradients, [each.detach().clone() for each, _ in held]
+            norms = zip(held, norms_of([parameter.grad for parameter, _ in held]), strict=True)
+            gradients = [None if parameter.grad is None else norm for (parameter, _), norm in norms]
+            self._pending = held, gradients, [parameter.detach().clone() for parameter, _ in held]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the change; called after the step, if it was not skipped."""
@@ -138,9 +140,9 @@ class Updates:
             return
         (held, gradients, before), self._pending = self._pending, None
         self._measured.add(id(optimizer))
-        wide = [index for index, each in enumerate(before) if each.dim() > 1]
+        wide = [index for index, tensor in enumerate(before) if tensor.dim() > 1]
         sizes = dict(zip(wide, norms_of([before[index] for index in wide]), strict=True))
-        torch._foreach_sub_(before, [each.detach() for each, _ in held])
+        torch._foreach_sub_(before, [parameter.detach() for parameter, _ in held])
         for index, (step, gradient) in enumerate(zip(norms_of(before), gradients, strict=True)):
             parameter, group = held[index]
             rate = float(group["lr"]) if "lr" in group else None
@@ -156,7 +158,7 @@ def _watched(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         is_compiled = part._compiled_call_impl is not None or "_orig_mod" in part._modules
         if is_compiled or isinstance(part, torch.jit.ScriptModule):
             compiled.append(f"{name}." if name else "")
-        if not any(f"{name}.".startswith(each) for each in compiled):
+        if not any(f"{name}.".startswith(prefix) for prefix in compiled):
             yield name, part
 
 

@@ -84,10 +84,10 @@ class Verdicts:
                 self._settled.add(key)
             elif is_early and not is_so:
                 self._settled.add(key)
-        for verdict, found in new.items():
+        for verdict, figures in new.items():
             begin, in_words, help_ = _WORDS[verdict]
-            shown = [f"{layer} ({in_words(figure)})" for layer, figure in found.items()]
+            shown = [f"{layer} ({in_words(figure)})" for layer, figure in figures.items()]
             more = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
             layers = f"{', '.join(shown[:_MOST])}{more}"
-            self.given.append({"update": update, "verdict": verdict, "layers": list(found), "helps": help_})
+            self.given.append({"update": update, "verdict": verdict, "layers": list(figures), "helps": help_})
             _LOG.warning("Diagnose, update %d: %s%s. What usually helps: %s", update, begin, layers, help_)

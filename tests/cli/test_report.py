@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from emrun.cli import emrun as group
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.steps import Chunk
 from emrun.shown import Picture, Text
 
@@ -249,7 +249,7 @@ def test_of_equal_values_the_earliest_epoch_is_the_best_on_the_page_as_elsewhere
 def test_what_hooks_show_is_on_the_page_once(make_run, emrun, tmp_path):
     run, content = make_run("a", [0.5]).directory, b"\x89PNG\r\n\x1a\n" + bytes(16)
     (run / "same.png").write_bytes(content)
-    record = Record(run)
+    record = MetricsLog(run)
     shown = {"valid/sheet": Picture(content), "look": Picture(content + b"1"), "poem": Text("<b>two\nlines</b>")}
     record.add_epoch(1, 10, 10, 0.5, {}, shown)
     assert emrun("report", "log/a").returncode == 0

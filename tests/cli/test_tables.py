@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import emrun.hooks
-from emrun.cli import last_lines
+from emrun.cli import closing_lines
 from emrun.cli.output import summary
 
 NAN = float("nan")
@@ -92,7 +92,7 @@ def test_the_next_end_is_later_than_what_a_fork_to_an_end_that_has_passed_has_do
     loop = SimpleNamespace(train_stream_name="train", extra_streams=[], hooks=[emrun.hooks.StopAfter(1)], report=False)
     loop.model = SimpleNamespace(schedulers=())
     training = SimpleNamespace(main_loop=loop, dataset=object(), output_dir=make_run("a", [0.5]).directory)
-    *_, last = last_lines.last_lines(training, "3 epochs done (StopAfter epochs: 1)", keeps=True)
+    *_, last = closing_lines.closing_lines(training, "3 epochs done (StopAfter epochs: 1)", keeps=True)
     assert last.endswith("log/a hooks.StopAfter.epochs=6")
 
 
@@ -103,10 +103,10 @@ def test_the_next_command_is_broken_where_the_shell_goes_on(monkeypatch, make_ru
     loop = SimpleNamespace(train_stream_name="train", extra_streams=[], hooks=[hook], report=False, model=model)
     training = SimpleNamespace(main_loop=loop, dataset=object(), output_dir=run.directory)
     for columns, end in ((None, " "), (200, " "), (40, " \\\n    ")):
-        monkeypatch.setattr(last_lines, "width", lambda stream, columns=columns: columns)
-        *_, last = last_lines.last_lines(training, "3 epochs done (StopAfter epochs: 3)", keeps=True)
+        monkeypatch.setattr(closing_lines, "width", lambda stream, columns=columns: columns)
+        *_, last = closing_lines.closing_lines(training, "3 epochs done (StopAfter epochs: 3)", keeps=True)
         assert last.startswith("next: emrun resume ")
         assert last.endswith(f"log/a{end}hooks.StopAfter.epochs=6")
     loop.extra_streams, model.schedulers = ["valid"], {"optimizer": object()}  # which may have the length of the run
-    *_, last = last_lines.last_lines(training, "3 epochs done (StopAfter epochs: 3)", keeps=True)
+    *_, last = closing_lines.closing_lines(training, "3 epochs done (StopAfter epochs: 3)", keeps=True)
     assert last.split()[1:3] == ["emrun", "eval"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from emrun.cli import emrun as group
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.steps import Chunk
 
 STEPS = [Chunk(1, 1, {"loss": [0.5, float("nan")]}), Chunk(10, 5, {"loss": [0.25, 0.2], "norm": [None, 2.0]})]
@@ -112,7 +112,7 @@ def test_what_cannot_be_printed_is_an_error(runs, emrun, arguments, message):
 
 def test_a_run_is_followed_until_it_ends(make_run, emrun_here, monkeypatch):
     run = make_run("a", (0.1,), status="running")
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.read_epochs()
 
     def pause(seconds):

@@ -130,7 +130,7 @@ def test_a_checkpoint_that_shares_a_file_is_whole_after_each_step(tmp_path, smal
     shutil.copytree(first, root, symlinks=True)
     inode = (root / "latest" / "frozen.safetensors").stat().st_ino
     assert ended(run, 0, tmp_path / "count") == 0
-    assert Contents.of(root).own == ["it-00000002"]
+    assert Contents.of(root).checkpoints == ["it-00000002"]
     assert (root / "latest" / "frozen.safetensors").stat().st_ino == inode
     steps = int((tmp_path / "count").read_text())
     assert steps > 8
@@ -149,5 +149,5 @@ def test_a_checkpoint_that_shares_a_file_is_whole_after_each_step(tmp_path, smal
             commit_frozen(root, 3)
             place = find(root, "latest")
             verify(place)
-            assert Contents.of(root).own == ["it-00000003"]
+            assert Contents.of(root).checkpoints == ["it-00000003"]
             assert read_saved(place).tensors["trained"].tolist() == [3.0] * 3

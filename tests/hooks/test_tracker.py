@@ -20,7 +20,7 @@ from emrun import AbstractHook, create_training, resume_training
 from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.events import check_events
 from emrun.hooks import AbstractTracker
-from emrun.hooks._parts.figures import png
+from emrun.hooks._shared.figures import png
 from emrun.record.rows import Row
 from emrun.shown import Counts, Picture, Text
 from emrun.training.create import train

@@ -11,7 +11,7 @@ from campaign import thinned
 from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.base.errors import ArgumentError, HookError, UsageError
 from emrun.hooks import StopAfter, WriteCSV
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage.run import Run
 from emrun.training.create import train
 
@@ -24,7 +24,7 @@ class Loop:
     train_stream_name = "train"
 
     def __init__(self):
-        self.rows = Record(None)
+        self.rows = MetricsLog(None)
 
 
 def hook_of(directory, **arguments):

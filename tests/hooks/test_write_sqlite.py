@@ -12,7 +12,7 @@ import pytest
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteSQLite
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.training.create import train
 
 STATS = {"ComputeStats": {"variables": [{"loss": ["mean", "std"]}]}}
@@ -82,8 +82,8 @@ def test_nan_is_null_and_what_is_not_a_number_is_left_out(run_with):
 
 def test_means_are_there_within_the_epoch_at_most_once_a_second(tmp_path, monkeypatch):
     now = iter([100.0, 100.0, 100.5, 101.1, 101.1])  # for each row, and when rows are written
-    monkeypatch.setattr("emrun.record.record.monotonic", lambda: next(now))
-    record, hook = Record(None), WriteSQLite(every="2 updates", output_dir=tmp_path)
+    monkeypatch.setattr("emrun.record.metrics_log.monotonic", lambda: next(now))
+    record, hook = MetricsLog(None), WriteSQLite(every="2 updates", output_dir=tmp_path)
     hook.register_mainloop(SimpleNamespace(rows=record, has_run=False))
     hook.before_training()
     for done, count in ((2, 1), (4, 1), (6, 3)):
@@ -171,7 +171,7 @@ def test_a_name_of_a_file_that_exists_is_an_error(tmp_path):
     path.write_bytes(b"theirs")
     hook = WriteSQLite(file="theirs.sqlite", output_dir=tmp_path)
     with pytest.raises(HookError, match=r"theirs\.sqlite exists; move it elsewhere, or choose another name"):
-        hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
+        hook.register_mainloop(SimpleNamespace(rows=MetricsLog(None), has_run=False))
     assert path.read_bytes() == b"theirs"
 
 

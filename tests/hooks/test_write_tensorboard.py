@@ -11,8 +11,8 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteTensorBoard
-from emrun.hooks._parts.figures import png
-from emrun.record.record import Record
+from emrun.hooks._shared.figures import png
+from emrun.record.metrics_log import MetricsLog
 from emrun.shown import Histogram, Picture, Text
 from emrun.training.create import train
 
@@ -118,7 +118,7 @@ def test_a_directory_that_exists_is_an_error(tmp_path):
     foreign.write_bytes(b"theirs")
     hook = WriteTensorBoard(output_dir=tmp_path)
     with pytest.raises(HookError, match="tensorboard exists; move it elsewhere, or choose another name or directory"):
-        hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
+        hook.register_mainloop(SimpleNamespace(rows=MetricsLog(None), has_run=False))
     assert foreign.read_bytes() == b"theirs"
 
 

@@ -8,7 +8,7 @@ import pytest
 from emrun.base.errors import UsageError
 from emrun.config.config import load_config
 from emrun.launch.pairs import (
-    check_alike,
+    check_comparable,
     direction_of,
     finished_runs,
     half_width,
@@ -108,12 +108,12 @@ def test_a_config_whose_runs_all_fail_loses_also_if_the_others_are_equal(values,
 def test_what_cannot_be_compared_is_refused(override, what):
     trees = [load_config(BASE, overrides).tree for overrides in ((), (override,))]
     with pytest.raises(UsageError, match=what):
-        check_alike(*trees, "accuracy")
+        check_comparable(*trees, "accuracy")
 
 
 def test_other_models_and_batches_can_be_compared():
     trees = [load_config(BASE, given).tree for given in ((), ("dataset.batch_size=5", "model.optimizer.lr=2"))]
-    check_alike(*trees, "accuracy")
+    check_comparable(*trees, "accuracy")
 
 
 def test_the_trials_of_a_config_and_itself_are_one(tmp_path):

@@ -14,7 +14,7 @@ from emrun.loop.run_length import ChangedData, RunLength
 from emrun.loop.snapshot import Snapshot
 from emrun.loop.step_log import StepLog
 from emrun.ranks.group import Ranks
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
@@ -75,7 +75,7 @@ class Data:
 def state_of(run=None, hooks=(), data=None):
     """Return a state and its streams."""
     streams = DatasetStreams(data or Data(), "train")
-    return made(Model(), hooks, streams, Record(run.directory if run is not None else None)), streams
+    return made(Model(), hooks, streams, MetricsLog(run.directory if run is not None else None)), streams
 
 
 def made(model, hooks, streams, record):
@@ -185,7 +185,7 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = made(model, (), DatasetStreams(Data(), "train"), Record(None)).take()
+    write, in_background = made(model, (), DatasetStreams(Data(), "train"), MetricsLog(None)).take()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -198,7 +198,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     (tmp_path / "place").mkdir()
     model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
     model.momentum = [torch.zeros(3)]
-    state = made(model, [hook], DatasetStreams(Data(), "train"), Record(tmp_path))
+    state = made(model, [hook], DatasetStreams(Data(), "train"), MetricsLog(tmp_path))
     if kept:
         state.keep_copy()
     write, _ = state.take()

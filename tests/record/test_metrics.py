@@ -11,7 +11,7 @@ import torch
 from storage.committing import tree
 
 from emrun.base.errors import StorageError
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage.files import write_atomically
 from emrun.storage.run import METRICS
 
@@ -26,7 +26,7 @@ def lines_of(run):
 
 
 def test_every_epoch_is_a_line(run):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.add_epoch(0, 0, 0, 0.25, {"train": {"loss": {"mean": 2.5}}})
     record.add_epoch(1, 40, 40, 1.23456789, {"train": {"loss": {"mean": 0.5, "std": 1}}, "valid": {"accuracy": 0.75}})
     expected = [
@@ -66,7 +66,7 @@ def test_every_epoch_is_a_line(run):
     ids=repr,
 )
 def test_a_number_of_any_kind_is_a_number(run, value, written):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.add_epoch(1, 1, 1, 0.1, {"train": {"plain": value, "loss": {"mean": value}}})
     (line,) = lines_of(run)
     assert line["streams"]["train"] == {"plain": written, "loss": {"mean": written}}
@@ -90,19 +90,19 @@ def test_a_number_of_any_kind_is_a_number(run, value, written):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_a_number_is_left_out(run, value):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.add_epoch(1, 1, 1, 0.1, {"train": {"matrix": value, "loss": {"all": value, "mean": 1.0}}})
     assert lines_of(run)[0]["streams"] == {"train": {"loss": {"mean": 1.0}}}
 
 
 def test_a_stream_without_numbers_is_there(run):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.add_epoch(1, 1, 1, 0.1, {"train": {}, "valid": {"x": [1]}})
     assert lines_of(run)[0]["streams"] == {"train": {}, "valid": {}}
 
 
 def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     content = b'{"epoch": 0, "streams": {}}\n{"epo\n{"epoch": 2, "streams": {}}\n'
     write_atomically(run.directory / METRICS, content)
     record.load_state_dict({**record.state_dict(), "metrics": [len(content), None]}, 0, 0)
@@ -111,7 +111,7 @@ def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
 
 
 def test_an_epoch_that_cannot_be_written_is_not_counted(run):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     run.trace.begin()
     record.add_epoch(1, 10, 10, 0.1, {})
     before = tree(run.directory)
@@ -127,7 +127,7 @@ def test_an_epoch_that_cannot_be_written_is_not_counted(run):
 
 
 def test_the_lines_of_the_epochs_are_flushed_at_the_end_before_the_trace_says_that_it_ended(run, monkeypatch):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     flushed = []
     run.trace.begin()
     record.add_epoch(1, 10, 10, 0.1, {})
@@ -154,7 +154,7 @@ def test_the_lines_of_the_epochs_are_flushed_at_the_end_before_the_trace_says_th
     ids=["short", "in the middle", "half a line", "no end of line", "emptied", "edited", "longer and later"],
 )
 def test_metrics_that_a_checkpoint_counts_on_and_that_are_lost_are_named(run, caplog, harm, epochs, said):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     for epoch in range(4):
         record.add_epoch(epoch, epoch, epoch, 0.5, {"train": {"loss": {"mean": 0.25}}})
     position, path = record.state_dict(), run.directory / METRICS
@@ -168,7 +168,7 @@ def test_metrics_that_a_checkpoint_counts_on_and_that_are_lost_are_named(run, ca
 
 
 def test_metrics_that_did_not_change_are_cut_back_without_a_warning(run, caplog):
-    record = Record(run.directory)
+    record = MetricsLog(run.directory)
     record.add_epoch(0, 0, 0, 0.5, {"train": {}})
     position = record.state_dict()
     record.add_epoch(1, 1, 1, 0.5, {"train": {}})

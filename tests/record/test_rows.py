@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader, newest_shown
 from emrun.shown import Counts, Histogram, Picture, Text
 from emrun.storage.run import METRICS, ROWS
@@ -34,7 +34,7 @@ def places(rows):
 
 
 def test_rows_come_in_the_order_in_which_they_arose(tmp_path):
-    write(Record(tmp_path))
+    write(MetricsLog(tmp_path))
     rows = list(Reader(tmp_path).rows())
     assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
     assert rows[0].values == {"steps/loss": 1.0}
@@ -42,7 +42,7 @@ def test_rows_come_in_the_order_in_which_they_arose(tmp_path):
 
 
 def test_whole_numbers_of_any_size_are_values_and_infinite_where_a_float_ends(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     record.add_epoch(1, 1, 1, 0.5, {"valid": {"a": 2**62 + 1, "b": 10**30, "c": {"max": 10**400, "min": -(10**400)}}})
     (row,) = Reader(tmp_path).rows()
     assert row.values == {"valid/a": 2.0**62, "valid/b": 1e30, "valid/c/max": math.inf, "valid/c/min": -math.inf}
@@ -54,7 +54,7 @@ def test_whole_numbers_of_any_size_are_values_and_infinite_where_a_float_ends(tm
 
 
 def test_new_rows_are_read_while_they_are_written(tmp_path):
-    record, reader = Record(tmp_path), Reader(tmp_path)
+    record, reader = MetricsLog(tmp_path), Reader(tmp_path)
     assert list(reader.rows()) == []
     write(record, 1)
     assert places(reader.rows()) == [(1, False), (2, False), (2, True)]
@@ -67,8 +67,8 @@ def test_new_rows_are_read_while_they_are_written(tmp_path):
 
 def test_means_are_written_together_once_a_second_and_before_anything_counts_on_them(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("emrun.record.record.monotonic", lambda: now[0])
-    record, reader, heard, told = Record(tmp_path), Reader(tmp_path), [], []
+    monkeypatch.setattr("emrun.record.metrics_log.monotonic", lambda: now[0])
+    record, reader, heard, told = MetricsLog(tmp_path), Reader(tmp_path), [], []
     record.listeners.append(lambda row: heard.append(row.iteration))
     record.sinks.append(lambda rows: told.append([row.iteration for row in rows]))
 
@@ -96,7 +96,7 @@ def test_means_are_written_together_once_a_second_and_before_anything_counts_on_
 
 
 def test_the_types_of_values_that_are_not_numbers_are_part_of_the_row(tmp_path):
-    record, told = Record(tmp_path), []
+    record, told = MetricsLog(tmp_path), []
     record.sinks.append(told.extend)
     record.add_epoch(0, 0, 0, 0.5, {"valid": {"a": "x", "b": {"mean": 1.0, "list": [1]}, "c": 1}})
     (row,) = Reader(tmp_path).rows()
@@ -104,7 +104,7 @@ def test_the_types_of_values_that_are_not_numbers_are_part_of_the_row(tmp_path):
 
 
 def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
 
     class Slow(Reader):
         def _new_lines(self, name):
@@ -119,7 +119,7 @@ def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_pa
 
 
 def test_what_hooks_show_is_part_of_the_row_of_its_epoch(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     told = []
     record.sinks.append(told.extend)
     shown = {"p": Picture(PNG), "t": Text("**t**"), "h": Histogram([0.0, 1.0, 1.0]), "n": Histogram([float("nan")])}
@@ -134,7 +134,7 @@ def test_what_hooks_show_is_part_of_the_row_of_its_epoch(tmp_path):
 
 
 def test_texts_and_pictures_are_kept_without_a_sink_unless_the_run_has_a_file_of_them(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     assert newest_shown(tmp_path / ROWS) == {}
     shown = {"h": Histogram([0.0]), "f": Picture(PNG, has_file=True), "p": Picture(PNG), "t": Text("first")}
     record.add_epoch(0, 0, 0, 0.5, {}, shown)
@@ -148,18 +148,18 @@ def test_texts_and_pictures_are_kept_without_a_sink_unless_the_run_has_a_file_of
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"epochs": "x"}', '{"epochs": 0, "every": 1}', '{"format": 9}'])
 def test_a_damaged_line_or_one_of_another_format_is_left_out(tmp_path, line):
-    write(Record(tmp_path), 1)
+    write(MetricsLog(tmp_path), 1)
     lines = (tmp_path / ROWS).read_text().splitlines()
     (tmp_path / ROWS).write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
     assert places(Reader(tmp_path).rows()) == [(1, False), (2, False), (2, True)]
 
 
 def test_rows_go_back_to_a_checkpoint_and_are_the_same_again(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     write(record, 1)
     state, before = record.state_dict(), [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)]
     write(record, 1)
-    again = Record(tmp_path)
+    again = MetricsLog(tmp_path)
     again.load_state_dict(state, 1, 2)
     assert [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)] == before
     again._add_means("1 updates", {"loss": 0.0}, Loop(3))
@@ -167,11 +167,11 @@ def test_rows_go_back_to_a_checkpoint_and_are_the_same_again(tmp_path):
 
 
 def test_rows_after_a_damaged_line_with_a_carriage_return_are_those_of_their_epochs(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     write(record, 1)
     state = record.state_dict()
     (tmp_path / METRICS).write_bytes((tmp_path / METRICS).read_bytes().replace(b"epoch", b"e\roch"))
-    again = Record(tmp_path)
+    again = MetricsLog(tmp_path)
     again.load_state_dict(state, 1, 2)
     for epoch in (2, 3):
         again._add_means("1 updates", {"loss": 0.5}, Loop(epoch + 1))
@@ -182,7 +182,7 @@ def test_rows_after_a_damaged_line_with_a_carriage_return_are_those_of_their_epo
 
 
 def test_a_line_that_other_code_appends_moves_no_row_to_another_epoch(tmp_path):
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     write(record, 1)
     with (tmp_path / METRICS).open("a") as file:
         file.write("other\n")
@@ -202,7 +202,7 @@ def test_rows_after_epochs_that_other_code_has_removed_are_those_of_their_epochs
             record._add_means("1 updates", {"loss": 0.5}, Loop(epoch))
         record.add_epoch(epoch, epoch, epoch, 0.5, {}, {f"text {epoch}": Text("a")})
 
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     for epoch in (1, 2, 3):
         add(epoch)
     lines = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)

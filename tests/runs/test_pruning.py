@@ -10,7 +10,7 @@ import pytest
 from storage.committing import tree
 
 from emrun.base.errors import RunInUse, StorageError, UsageError
-from emrun.runs import own_files, pruning
+from emrun.runs import pruning, run_files
 from emrun.runs.columns import column, rows_of
 from emrun.runs.finding import find_runs
 from emrun.runs.pruning import Removal, better, without_best
@@ -332,7 +332,7 @@ def test_a_mount_point_is_something_else(directory, monkeypatch, tmp_path):
     mounts.write_text(
         f"36 35 98:0 / {directory}/eval\\040x rw - ext4 /dev/sda1 rw\n36 35 98:0 / {directory}/training.csv rw -"
     )
-    monkeypatch.setattr(own_files, "_MOUNTS", mounts)
+    monkeypatch.setattr(run_files, "_MOUNTS", mounts)
     removal = Removal.of(StoredRun(directory), "runs")
     assert removal.others == [directory / "eval x", directory / "training.csv"]
 

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from storage.committing import trace_of, tree
 
 from emrun.base.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.storage import run as run_module
 from emrun.storage.lock import RunLock
 from emrun.storage.run import create_evaluation, create_run, holds_run
@@ -273,7 +273,7 @@ def test_an_evaluation_leaves_the_files_of_the_run_alone(tmp_path):
     run = create(tmp_path)
     before = tree(run.directory)
     evaluation = create_evaluation(run.directory / "eval", "test", "x: 1\n")
-    Record(evaluation.directory).add_epoch(0, 0, 0, 0.1, {})
+    MetricsLog(evaluation.directory).add_epoch(0, 0, 0, 0.1, {})
     evaluation.end("finished", 0, None)
     after = tree(run.directory)
     assert {name: content for name, content in after.items() if not name.startswith("eval")} == before

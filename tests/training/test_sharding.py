@@ -282,7 +282,7 @@ def test_a_rank_that_dies_while_it_writes_costs_that_checkpoint_only(project):
     failed, status = results_of(2, trained, config_of(updates=40), project / "run", DiesInCommit())
     assert (failed.kind, status) == ("RankFailed", -signal.SIGKILL)
     contents = Contents.of(project / "run/checkpoints")
-    assert (contents.own, contents.asides) == (["it-00000009"], [])
+    assert (contents.checkpoints, contents.asides) == (["it-00000009"], [])
     assert verify((project / "run/checkpoints/latest").resolve()).epoch == 1
     log = (project / "run/train.log").read_text()
     assert "checkpoint of shards: rank 0 wrote " in log

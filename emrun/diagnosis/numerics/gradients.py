@@ -46,15 +46,17 @@ class Catch(AbstractHook):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[Tensor, Tensor] | None = None
+        self.gradients: dict[Tensor, Tensor] | None = None
         """Parameter -> gradient; None while updates are made."""
 
     def before_update(self, model: AbstractModel, optimizer: Any) -> None:
         """Take the gradients of the parameters of an optimizer."""
-        if self.found is None:
+        if self.gradients is None:
             return
-        trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        self.found |= {each: each.grad.detach().to_dense().cpu().clone() for each in trained}
+        trained = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        self.gradients |= {parameter: parameter.grad.detach().to_dense().cpu().clone() for parameter in trained}
         raise UpdateSkipped("its gradients are compared")
 
 
@@ -95,32 +97,33 @@ class Step:
             NotApplicableError: no gradients can be taken, or they are not finite.
         """
         for _ in range(_SCALES if self.model.precision == "fp16" else 1):
-            found = self._once(copy.deepcopy(batch), seed, dropout)
-            if all(each.isfinite().all() for each in found.gradients.values()):
-                return found
+            measured = self._once(copy.deepcopy(batch), seed, dropout)
+            if all(gradient.isfinite().all() for gradient in measured.gradients.values()):
+                return measured
         raise NotApplicableError("gradients are not finite")
 
-    def _once(self, own: Batch, seed: int, dropout: bool) -> Measured:
+    def _once(self, batch: Batch, seed: int, dropout: bool) -> Measured:
         module = self.model.module
-        before = {name: each.detach().clone() for name, each in module.named_buffers()}
-        self.catch.found = {}
+        before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self.catch.gradients = {}
         module.train()
         with preserved_randomness(), nullcontext() if dropout else without_dropout(module):
             seed_everything(seed, "numerics")
             try:
-                outputs = self.model.run(own, True, self.stream)
+                outputs = self.model.run(batch, True, self.stream)
                 self.model.finish_update()
             finally:
-                found, self.catch.found = self.catch.found, None
+                caught = self.catch.gradients
+                self.catch.gradients = None
                 module.zero_grad()
-                for name, each in module.named_buffers():
-                    each.data.copy_(before.get(name, each))
-        names = {each: name for name, each in module.named_parameters()}
-        gradients = {names[each]: grad for each, grad in found.items() if each in names}
+                for name, buffer in module.named_buffers():
+                    buffer.data.copy_(before.get(name, buffer))
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        gradients = {names[parameter]: grad for parameter, grad in caught.items() if parameter in names}
         if not gradients:
             raise NotApplicableError("train_step makes no update by self.update, before which gradients can be taken")
         weights = loss_weights(outputs)
-        return Measured(gradients, float(examples_of(own) if weights is None else weights.sum()))
+        return Measured(gradients, float(examples_of(batch) if weights is None else weights.sum()))
 
     def check_repeats(self, batch: Batch, *, dropout: bool = False) -> None:
         """Check that the same batch gives the same gradients again.
@@ -129,13 +132,13 @@ class Step:
             RandomError: it does not, with the same random states, or without dropout with others.
         """
         first = self.measure(batch, dropout=dropout).gradients
-        if found := difference(first, self.measure(batch, dropout=dropout).gradients):
+        if differing := difference(first, self.measure(batch, dropout=dropout).gradients):
             raise RandomError(
-                f"a step repeated with the same random states gives another gradient of {found[0]}: the module has "
+                f"a step repeated with the same random states gives another gradient of {differing[0]}: the module has "
                 "state that is not in buffers, or random numbers of its own"
             )
-        if not dropout and (found := difference(first, self.measure(batch, seed=1).gradients)):
-            raise RandomError(f"without dropout, the gradient of {found[0]} still depends on random numbers")
+        if not dropout and (differing := difference(first, self.measure(batch, seed=1).gradients)):
+            raise RandomError(f"without dropout, the gradient of {differing[0]} still depends on random numbers")
 
 
 def difference(one: Gradients, other: Gradients, bounds: Mapping[str, float] | None = None) -> tuple[str, float] | None:
@@ -146,11 +149,13 @@ def difference(one: Gradients, other: Gradients, bounds: Mapping[str, float] | N
         other: others; a gradient that is missing is 0.
         bounds: parameter -> what the norm of the difference may be; by default, what rounding explains.
     """
-    largest = max((each.double().norm().item() for each in (*one.values(), *other.values())), default=0.0)
+    largest = max((gradient.double().norm().item() for gradient in (*one.values(), *other.values())), default=0.0)
     worst: tuple[str, float] | None = None
     for name in dict.fromkeys((*one, *other)):
-        values = [each[name].double() if name in each else torch.zeros(1).double() for each in (one, other)]
-        norm = max(each.norm().item() for each in values)
+        values = [
+            gradients[name].double() if name in gradients else torch.zeros(1).double() for gradients in (one, other)
+        ]
+        norm = max(value.norm().item() for value in values)
         apart = (values[0] - values[1]).norm().item()
         bound = bounds[name] if bounds is not None else rounding({**other, **one}[name]) * (norm + _TINY * largest)
         if apart > bound and (worst is None or apart / norm > worst[1]):
@@ -160,20 +165,20 @@ def difference(one: Gradients, other: Gradients, bounds: Mapping[str, float] | N
 
 def rounding(values: Tensor) -> float:
     """Return the relative error that sums in another order may have."""
-    own = _ROUNDING * torch.finfo(values.dtype).eps
-    return max(own, _COARSE) if torch.cuda.is_initialized() else own  # type: ignore[no-untyped-call]
+    error = _ROUNDING * torch.finfo(values.dtype).eps
+    return max(error, _COARSE) if torch.cuda.is_initialized() else error  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def without_dropout(module: torch.nn.Module) -> Iterator[None]:
     """Run a module without dropout in the block: `Dropout` evaluates, and numbers of a name with `drop` are 0."""
     with ExitStack() as stack:
-        for each in module.modules():
-            for name, value in list(vars(each).items()):
+        for part in module.modules():
+            for name, value in list(vars(part).items()):
                 if "drop" in name and isinstance(value, float):
-                    stack.callback(setattr, each, name, value)
-                    vars(each)[name] = 0.0
-                elif name == "training" and isinstance(each, _DropoutNd):
-                    stack.callback(setattr, each, name, value)
-                    vars(each)[name] = False
+                    stack.callback(setattr, part, name, value)
+                    vars(part)[name] = 0.0
+                elif name == "training" and isinstance(part, _DropoutNd):
+                    stack.callback(setattr, part, name, value)
+                    vars(part)[name] = False
         yield

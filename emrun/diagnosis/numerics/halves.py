@@ -40,13 +40,13 @@ def halves(
     # the gradients of the batch, and those of its halves
     whole, outputs = _traced(measure, batch, module)
     others = [_traced(measure, half, module) for half, _ in split(batch, count, -(-count // 2))]
-    gradients = [each.gradients for each, _ in others]
-    total = sum(each.weight for each, _ in others)
-    weights = [each.weight / total for each, _ in others]
-    found = difference(whole.gradients, _sum(weights, gradients))
-    if found is None:
+    gradients = [measured.gradients for measured, _ in others]
+    total = sum(measured.weight for measured, _ in others)
+    weights = [measured.weight / total for measured, _ in others]
+    differing = difference(whole.gradients, _sum(weights, gradients))
+    if differing is None:
         return Row(WHAT, SAME)
-    name, by = found
+    name, by = differing
 
     # why they differ
     part = _first_apart(outputs, [seen for _, seen in others])
@@ -54,10 +54,10 @@ def halves(
         kind = type(module.get_submodule(part)).__name__
         shown = f"{part} ({kind})" if part else kind
         return Row(WHAT, DEPENDS, f"{shown} gives an example another output in another batch", part or kind)
-    own, left = _fit(whole.gradients, gradients)
-    if left < _FITS and min(own) > _FITS:
-        return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(own, weights)}", name, by)
-    kinds = [getattr(each, "__name__", type(each).__name__) for each in losses.values()]
+    fitted, left = _fit(whole.gradients, gradients)
+    if left < _FITS and min(fitted) > _FITS:
+        return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(fitted, weights)}", name, by)
+    kinds = [getattr(loss, "__name__", type(loss).__name__) for loss in losses.values()]
     shown = ", ".join(kinds) or "the loss that forward returns"
     return Row(WHAT, DEPENDS, f"{shown} is not a mean of one value for each example", shown)
 
@@ -70,7 +70,7 @@ def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn
 
     def note(name: str, *values: Any) -> None:
         calls[name] = calls.get(name, 0) + 1
-        seen[name, calls[name]] = tuple(_rows(each, count) for each in values)
+        seen[name, calls[name]] = tuple(_rows(value, count) for value in values)
 
     handles = [
         part.register_forward_hook(
@@ -87,9 +87,11 @@ def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn
 
 def _rows(values: Any, count: int) -> list[Tensor]:
     """Return copies of the floating-point tensors that have a row for each example."""
-    each = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
-    rows = [one.detach() for one in each if isinstance(one, Tensor) and one.shape[:1] == (count,)]
-    return [one.clone() for one in rows if one.is_floating_point()]
+    entries = values if isinstance(values, tuple) else (values,)
+    if isinstance(values, Mapping):
+        entries = tuple(values.values())
+    rows = [tensor.detach() for tensor in entries if isinstance(tensor, Tensor) and tensor.shape[:1] == (count,)]
+    return [tensor.clone() for tensor in rows if tensor.is_floating_point()]
 
 
 def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
@@ -97,23 +99,23 @@ def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
     for key, (given, made) in whole.items():
         if all(key in seen for seen in parts):
             others = [seen[key] for seen in parts]
-            if _are_apart(made, *(each for _, each in others)) and not _are_apart(given, *(each for each, _ in others)):
+            if _are_apart(made, *(rows for _, rows in others)) and not _are_apart(given, *(rows for rows, _ in others)):
                 return key[0]
     return None
 
 
 def _are_apart(whole: list[Tensor], *halves: list[Tensor]) -> bool:
-    if any(len(each) != len(whole) for each in halves):
+    if any(len(half) != len(whole) for half in halves):
         return False
     pairs = [(one, both) for one, *both in zip(whole, *halves, strict=True)]
-    joined = [(one, torch.cat(both)) for one, both in pairs if {each.shape[1:] for each in both} == {one.shape[1:]}]
+    joined = [(one, torch.cat(both)) for one, both in pairs if {half.shape[1:] for half in both} == {one.shape[1:]}]
     return any((one - other).norm() > rounding(one) * one.norm() for one, other in joined)
 
 
 def _sum(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
     return {
-        name: sum(weight * each[name] for weight, each in zip(weights, gradients, strict=True) if name in each)  # type: ignore[misc]
-        for name in dict.fromkeys(name for each in gradients for name in each)
+        name: sum(weight * of_half[name] for weight, of_half in zip(weights, gradients, strict=True) if name in of_half)  # type: ignore[misc]
+        for name in dict.fromkeys(name for of_half in gradients for name in of_half)
     }
 
 
@@ -123,17 +125,17 @@ def _fit(whole: Gradients, parts: Sequence[Gradients]) -> tuple[tuple[float, flo
     def joined(gradients: Gradients) -> Tensor:
         return torch.cat([gradients.get(name, torch.zeros_like(whole[name])).double().flatten() for name in whole])
 
-    halves = torch.stack([joined(each) for each in parts], 1)
+    halves = torch.stack([joined(of_half) for of_half in parts], 1)
     both = joined(whole)
     weights = torch.linalg.lstsq(halves, both[:, None]).solution
     left = (halves @ weights)[:, 0] - both
     return (float(weights[0]), float(weights[1])), float(left.norm() / both.norm())
 
 
-def _weighting(own: tuple[float, float], wanted: Sequence[float]) -> str:
-    if abs(own[0] - 1) < _FITS and abs(own[1] - 1) < _FITS:
+def _weighting(fitted: tuple[float, float], wanted: Sequence[float]) -> str:
+    if abs(fitted[0] - 1) < _FITS and abs(fitted[1] - 1) < _FITS:
         return "the loss is a sum over the examples; return it per example, or as their mean"
-    shares = [f"{100 * one:.3g} : {100 * other:.3g}" for one, other in (own, wanted)]
+    shares = [f"{100 * one:.3g} : {100 * other:.3g}" for one, other in (fitted, wanted)]
     return (
         f"the loss weighs the halves {shares[0]}, and emrun {shares[1]}; return the weights of the examples as an "
         "output `loss_weight`, such as the number of tokens of each"

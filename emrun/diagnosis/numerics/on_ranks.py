@@ -36,10 +36,10 @@ def on_ranks(step: Step, batch: Batch, place: Path, count: int) -> Row:
         VerificationFailed: the processes failed.
     """
     with step.model.ways.without(WAYS):
-        own = step.measure(batch)
+        alone = step.measure(batch)
     leave(step, batch, place)
     Job(str(place), str(place), [], "ranks", ranks=count, measures=True).run()
-    return compared(own, place)
+    return compared(alone, place)
 
 
 def leave(step: Step, batch: Batch, place: Path) -> None:
@@ -49,10 +49,10 @@ def leave(step: Step, batch: Batch, place: Path) -> None:
     (place / _BATCH).write_bytes(pickle.dumps(dict(batch)))
 
 
-def compared(own: Measured, place: Path) -> Row:
+def compared(alone: Measured, place: Path) -> Row:
     """Compare the gradients that the processes have left with those of one."""
-    found: Measured = pickle.loads((place / _GRADIENTS).read_bytes())
-    apart = difference(own.gradients, found.gradients)
+    shared: Measured = pickle.loads((place / _GRADIENTS).read_bytes())
+    apart = difference(alone.gradients, shared.gradients)
     return Row(WHAT, SAME) if apart is None else Row(WHAT, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
 
 
@@ -66,6 +66,6 @@ def measure_on_ranks(job: Job) -> None:
     step.model.load(place / _WEIGHTS)
     batch = pickle.loads((place / _BATCH).read_bytes())
     with step.model.ways.without(WAYS):
-        found = step.measure(own_share(batch, ranks()))
+        measured = step.measure(own_share(batch, ranks()))
     if ranks().is_first:
-        (place / _GRADIENTS).write_bytes(pickle.dumps(found))
+        (place / _GRADIENTS).write_bytes(pickle.dumps(measured))

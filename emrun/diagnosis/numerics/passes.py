@@ -73,10 +73,10 @@ def saved_and_loaded(model: Any, batches: Mapping[str, Batch], directory: Path, 
         directory: the checkpoint directory to create.
         train: trains the model.
     """
-    found = RoundTrip(model, model, list(batches.items())[::-1]).difference(directory, train)
-    if found is None:
+    difference = RoundTrip(model, model, list(batches.items())[::-1]).difference(directory, train)
+    if difference is None:
         return Row(LOADED, SAME)
-    what, name, stream, one, other = found
+    what, name, stream, one, other = difference
     if not stream:
         return Row(LOADED, DIFFERS, "state_dict() after load_state_dict() of the same state", name)
     why = ": a checkpoint does not have all state that training changes"
@@ -101,13 +101,13 @@ def _pass(
 
 
 def _differences(one: Sequence[Any], other: Sequence[Any]) -> list[_Differs]:
-    return [
-        (what, name, value, two.get(name))
-        for (what, first), (_, second) in zip(one, other, strict=True)
-        for each, two in zip(first, second, strict=False)
-        for name, value in each.items()
-        if not equal(value, two.get(name))
-    ]
+    differing = []
+    for (what, first), (_, second) in zip(one, other, strict=True):
+        for values, others in zip(first, second, strict=False):
+            for name, value in values.items():
+                if not equal(value, others.get(name)):
+                    differing.append((what, name, value, others.get(name)))
+    return differing
 
 
 def _row(row: str, result: str, what: str, name: str, stream: str, one: Any, other: Any, why: str) -> Row:
@@ -120,8 +120,8 @@ def _row(row: str, result: str, what: str, name: str, stream: str, one: Any, oth
 def _apart(one: Any, other: Any) -> float | None:
     """Return how much two arrays of numbers differ, relative to their norms; None for other values."""
     try:
-        values = [np.asarray(torch.as_tensor(each).double().cpu()) for each in (one, other)]
-        norm = max(float(np.linalg.norm(each)) for each in values)
+        values = [np.asarray(torch.as_tensor(value).double().cpu()) for value in (one, other)]
+        norm = max(float(np.linalg.norm(value)) for value in values)
         return float(np.linalg.norm(values[0] - values[1])) / norm
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError):
         return None
@@ -132,4 +132,4 @@ def _dropping(model: Any) -> list[str]:
     module = getattr(model, "module", None)
     named: Iterator[tuple[str, Any]] = module.named_modules() if isinstance(module, torch.nn.Module) else iter(())
     kinds = torch.nn.modules.dropout._DropoutNd
-    return [f"{name} ({type(each).__name__})" for name, each in named if isinstance(each, kinds) and each.training]
+    return [f"{name} ({type(part).__name__})" for name, part in named if isinstance(part, kinds) and part.training]

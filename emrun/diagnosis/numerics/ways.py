@@ -33,11 +33,11 @@ def way(step: Step, key: str, batch: Batch) -> Row:
     if has_dropout:
         with model.ways.without(WAYS):
             step.check_repeats(batch, dropout=True)
-    with model.ways.without([each for each in WAYS if each != key]):
-        found = step.measure(batch, dropout=has_dropout).gradients
+    with model.ways.without([name for name in WAYS if name != key]):
+        gradients = step.measure(batch, dropout=has_dropout).gradients
     with model.ways.without(WAYS):
         plain = step.measure(batch, dropout=has_dropout).gradients
-    apart = difference(plain, found, _bounds(step, batch) if key == "precision" else None)
+    apart = difference(plain, gradients, _bounds(step, batch) if key == "precision" else None)
     return Row(what, SAME) if apart is None else Row(what, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
 
 
@@ -51,8 +51,8 @@ def _bounds(step: Step, batch: Batch) -> dict[str, float]:
         with ways.in_float64(dtype):
             rounded = step.measure(batch).gradients
     eps = torch.finfo(dtype).eps
-    least = eps * eps * max(each.norm().item() for each in exact.values())
+    least = eps * eps * max(gradient.norm().item() for gradient in exact.values())
     return {
-        name: _SAFETY * ((rounded[name] - each).norm().item() + eps * each.norm().item() + least)
-        for name, each in exact.items()
+        name: _SAFETY * ((rounded[name] - gradient).norm().item() + eps * gradient.norm().item() + least)
+        for name, gradient in exact.items()
     }

@@ -69,24 +69,24 @@ class Curves:
     @classmethod
     def of(cls, directory: Path, most: int = 1_000) -> Curves:
         """Read the curves of a run; what is damaged is left out, and `problems` says so."""
-        found = cls(most=most)
+        curves = cls(most=most)
         run = StoredRun(directory)
-        for read in (found._read_epochs, found._read_steps):
+        for read in (curves._read_epochs, curves._read_steps):
             try:
                 read(run)
             except StorageError as error:
                 run.note(str(error))
-        found.problems = run.problems
-        return found
+        curves.problems = run.problems
+        return curves
 
     def _read_epochs(self, run: StoredRun) -> None:
         for line in run.epochs():
             epoch = line["epoch"]
             self.marks.add(line)
-            for address, found in numbers_of(line):
+            for address, value in numbers_of(line):
                 curve = self._curve_in(self.epochs, named(address))
                 if curve is not None and (curve.last is None or curve.last[0] <= epoch):
-                    curve.add(epoch, found)
+                    curve.add(epoch, value)
 
     def _read_steps(self, run: StoredRun) -> None:
         for chunk in run.steps():
@@ -96,12 +96,12 @@ class Curves:
                     curve.add_all(chunk.first, chunk.every, values)
 
     def _curve_in(self, curves: dict[Any, Curve], key: Any) -> Curve | None:
-        found = curves.get(key)
-        if found is None and len(curves) < _MOST_CURVES:
-            found = curves[key] = Curve(self.most)
-        elif found is None and len(self.left_out) < _MOST_LEFT_OUT:
+        curve = curves.get(key)
+        if curve is None and len(curves) < _MOST_CURVES:
+            curve = curves[key] = Curve(self.most)
+        elif curve is None and len(self.left_out) < _MOST_LEFT_OUT:
             self.left_out.add(key)
-        return found
+        return curve
 
 
 def curves_of(directories: Sequence[Path], most: int) -> list[Curves]:
@@ -113,7 +113,7 @@ def curves_of(directories: Sequence[Path], most: int) -> list[Curves]:
     """
     count = min(cores(), _MOST_PROCESSES, len(directories))
     read = partial(Curves.of, most=most)
-    if count > 1 and sum(StoredRun(each).record.size for each in directories) >= _MANY:
+    if count > 1 and sum(StoredRun(directory).record.size for directory in directories) >= _MANY:
         with suppress(BrokenProcessPool, OSError), ProcessPoolExecutor(count) as pool:  # or there are no more processes
             return list(pool.map(read, directories))
     return list(map(read, directories))

@@ -32,19 +32,19 @@ class Axis:
     @classmethod
     def of(cls, values: Sequence[Any]) -> Axis:
         """Return the axis of values: linear or logarithmic for numbers, else with an equal distance."""
-        numbers = [each for each in values if _is_number(each)]
+        numbers = [value for value in values if _is_number(value)]
         if len(numbers) == len(values):
             low = min(numbers)
             high = max(numbers)
             is_log = low > 0 and high / low >= 10
             scaled = math.log if is_log else float
             width = scaled(high) - scaled(low)
-            places = {key_of(each): (scaled(each) - scaled(low)) / width if width else 0.5 for each in values}
-            ends = [(0.0, _short(low)), (1.0, _short(high))] if width else [(0.5, _short(low))]
-            if 2 < len(sorted({float(each) for each in numbers})) <= 6:
-                ends = [(places[key_of(each)], _short(each)) for each in sorted(set(numbers))]
-            return cls(places, _apart(ends))
-        words = sorted(dict.fromkeys(key_of(each) for each in values))
+            places = {key_of(value): (scaled(value) - scaled(low)) / width if width else 0.5 for value in values}
+            ticks = [(0.0, _short(low)), (1.0, _short(high))] if width else [(0.5, _short(low))]
+            if 2 < len(sorted({float(value) for value in numbers})) <= 6:
+                ticks = [(places[key_of(value)], _short(value)) for value in sorted(set(numbers))]
+            return cls(places, _apart(ticks))
+        words = sorted(dict.fromkeys(key_of(value) for value in values))
         step = 1 / max(1, len(words) - 1)
         places = {word: 0.5 if len(words) == 1 else index * step for index, word in enumerate(words)}
         return cls(places, [(places[word], in_one_line(word.strip('"'), 14)) for word in words[:_MOST_WORDS]])

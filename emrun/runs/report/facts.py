@@ -68,36 +68,36 @@ class Failure(NamedTuple):
 def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
     """Return the checkpoints of a run, the newest first."""
     root = run.directory / "checkpoints"
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     try:
         contents = Contents.of(root)
-        for name in sorted(contents.own, reverse=True)[:_MOST_ENTRIES]:
+        for name in sorted(contents.checkpoints, reverse=True)[:_MOST_ENTRIES]:
             manifest = readable_manifest(root / name)
             names = ", ".join(sorted(link for link, target in contents.links.items() if target == name))
             if manifest is None:
                 run.note(f"checkpoint {name} is damaged")
-                found.append(Checkpoint(name, "damaged", None, None, names))
+                checkpoints.append(Checkpoint(name, "damaged", None, None, names))
             else:
-                found.append(
+                checkpoints.append(
                     Checkpoint(
                         name,
                         manifest.epoch,
                         manifest.iteration,
-                        size_of(sum(each["size"] for each in manifest.files.values())),
+                        size_of(sum(entry["size"] for entry in manifest.files.values())),
                         names,
                     )
                 )
     except (OSError, StorageError, StateError) as error:
         run.note(f"the checkpoints cannot be read: {error}")
-    return found
+    return checkpoints
 
 
 def failures_of(run: StoredRun) -> list[Failure]:
     """Return the steps of a run that failed or were skipped, the first one first."""
     root = run.directory / _FAILURES
-    found: list[Failure] = []
+    failures: list[Failure] = []
     with suppress(OSError):
-        names = sorted((each.name for each in root.iterdir() if each.name.isdecimal()), key=int)
+        names = sorted((entry.name for entry in root.iterdir() if entry.name.isdecimal()), key=int)
         for name in names[:_MOST_ENTRIES]:
             place = root / name
             content: Any = None
@@ -110,12 +110,12 @@ def failures_of(run: StoredRun) -> list[Failure]:
             keys = ("stream", "epoch", "iteration", "batch", "event")
             where = [f"{key} {step[key]}" for key in keys if step.get(key) is not None]
             replay = shlex.join(["emrun", "replay", str(place)])
-            found.append(
+            failures.append(
                 Failure(
                     name, f"{content['error']}: {cut(content['message'], 1_000)}", ", ".join(where), {"command": replay}
                 )
             )
-    return found
+    return failures
 
 
 def shown_of(run: StoredRun) -> dict[str, Written]:
@@ -140,7 +140,9 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     folders: dict[str, list[str]] = {}
     for path in sorted(newest.values()):
         folders.setdefault(str(Path(path).parent), []).append(path)
-    found: dict[str, str] = {}
+
+    # pictures in files
+    addresses: dict[str, str] = {}
     size = left_out = 0
     for paths in folders.values():
         for path in paths[:_MOST_OF_FOLDER]:
@@ -150,15 +152,22 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
                 left_out += 1
                 continue
             size += len(content)
-            found[path] = _url(_PICTURES[Path(path).suffix.lower()], content)
+            addresses[path] = _url(_PICTURES[Path(path).suffix.lower()], content)
         left_out += len(paths[_MOST_OF_FOLDER:])
-    for name, each in shown.items():
-        if isinstance(each, Picture) and (url := _url("image/png", each.png)) not in found.values():
-            fits = size + len(each.png) <= most
-            size += len(each.png) * fits
-            left_out += not fits
-            found |= {name: url} if fits else {}
-    return found, left_out
+
+    # pictures that were shown and have no file
+    for name, item in shown.items():
+        if not isinstance(item, Picture):
+            continue
+        address = _url("image/png", item.png)
+        if address in addresses.values():
+            continue
+        if size + len(item.png) > most:
+            left_out += 1
+        else:
+            size += len(item.png)
+            addresses[name] = address
+    return addresses, left_out
 
 
 def _url(kind: str, content: bytes) -> str:
@@ -172,15 +181,15 @@ def _picture_files(root: str) -> Iterator[str]:
     while waiting:
         folder, depth = waiting.pop()
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:  # noqa: PTH118 - may be thousands
-            for each in entries:
+            for entry in entries:
                 looked += 1
                 if looked > _MOST_FILES:
                     return
-                path = f"{folder}/{each.name}" if folder else each.name
-                if each.is_dir(follow_symlinks=False):
-                    if depth < _DEEPEST and path not in _NOT_PICTURES and not each.name.startswith("."):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if depth < _DEEPEST and path not in _NOT_PICTURES and not entry.name.startswith("."):
                         waiting.append((path, depth + 1))
-                elif Path(each.name).suffix.lower() in _PICTURES and each.is_file(follow_symlinks=False):
+                elif Path(entry.name).suffix.lower() in _PICTURES and entry.is_file(follow_symlinks=False):
                     yield path
 
 
@@ -196,7 +205,7 @@ def log_of(run: StoredRun) -> list[LogLine]:
     except StorageError:
         return []
     text = "\n".join(content.decode("utf-8", "replace").splitlines())
-    return [LogLine(*found) for found in _LINE.findall(text)]
+    return [LogLine(*fields) for fields in _LINE.findall(text)]
 
 
 def code_of(run: StoredRun) -> Mapping[str, Any]:

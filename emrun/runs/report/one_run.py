@@ -88,11 +88,12 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
     run = part.run
     written = shown_of(run)
     pictures, left_out = pictures_of(run, picture_bytes, written)
+    texts = [(name, cut(item.text, _LONGEST_TEXT)) for name, item in written.items() if isinstance(item, Text)]
     statistics = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in part.curves.epochs.items()]
     checkpoints = checkpoints_of(run)
     may_resume = checkpoints and run.status in ("interrupted", "killed", "failed")
     code = code_of(run)
-    found = {
+    content = {
         "name": part.name,
         "status": run.status,
         "reason": run.reason,
@@ -104,9 +105,7 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
         "time": _time(part, log),
         "pictures": pictures,
         "more_pictures": counted(left_out, "more picture") if left_out else None,
-        "texts": [(name, cut(each.text, _LONGEST_TEXT)) for name, each in written.items() if isinstance(each, Text)][
-            :_MOST_TEXTS
-        ],
+        "texts": texts[:_MOST_TEXTS],
         "failures": failures_of(run),
         "checkpoints": checkpoints,
         "resume": shlex.join(["emrun", "resume", str(run.directory)]) if may_resume else None,
@@ -117,7 +116,7 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
         "packages": [f"{name} {version}" for name, version in sorted(code.get("packages", {}).items())],
         "log": _log(log),
     }
-    return found | {"problems": _problems(part)}
+    return content | {"problems": _problems(part)}
 
 
 def _facts(part: RunPart) -> list[tuple[str, Any]]:
@@ -145,27 +144,27 @@ def _facts(part: RunPart) -> list[tuple[str, Any]]:
 
 def _looks(run: StoredRun) -> str | None:
     """Return how often a run was evaluated on streams that it is not trained with, and its config in all runs there."""
-    own = looks_of(run)
-    if not own:
+    looks = looks_of(run)
+    if not looks:
         return None
-    every = looks_by_config(StoredRun(each.parent) for each in run.directory.parent.glob("*/trace.yaml"))
-    all_ = every.get(run.directory, own)
+    every = looks_by_config(StoredRun(trace.parent) for trace in run.directory.parent.glob("*/trace.yaml"))
+    of_config = every.get(run.directory, looks)
     return "; ".join(
-        f"{stream} {counted(own[stream], 'time')}, all runs of its config {all_[stream]}" for stream in own
+        f"{stream} {counted(looks[stream], 'time')}, all runs of its config {of_config[stream]}" for stream in looks
     )
 
 
 def _resumes(trace: Mapping[str, Any]) -> list[list[str | None]]:
     rows = []
     resumes: Any = trace.get("resumes") or ()
-    for each in resumes:
-        before = each.get("before") if isinstance(each.get("before"), dict) else {}
+    for resume in resumes:
+        before = resume.get("before") if isinstance(resume.get("before"), dict) else {}
         ended = ": ".join(str(before[key]) for key in ("status", "reason") if before.get(key))
         if before.get("directory") not in (None, trace.get("directory")):  # it was copied or moved
             ended += f", in {before['directory']}"
-        changed = each.get("changed")
+        changed = resume.get("changed")
         changes = ", ".join(map(str, changed)) if isinstance(changed, list) else changed
-        rows.append([_text(each.get("time")), _text(ended), _text(each.get("checkpoint")), _text(changes)])
+        rows.append([_text(resume.get("time")), _text(ended), _text(resume.get("checkpoint")), _text(changes)])
     return rows
 
 
@@ -179,10 +178,10 @@ def _cells(point: tuple[float, float] | None) -> tuple[float | None, int | None]
 
 def _problems(part: RunPart) -> list[str]:
     """Return what of a run is damaged."""
-    found = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
+    problems = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
     if part.curves.left_out:
-        found.append(f"{counted(len(part.curves.left_out), 'more statistic')} not shown: there are too many")
-    return found
+        problems.append(f"{counted(len(part.curves.left_out), 'more statistic')} not shown: there are too many")
+    return problems
 
 
 def _time(part: RunPart, log: Sequence[LogLine]) -> Json:
@@ -191,12 +190,15 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Json:
     run = part.run
     epochs = max(marks.epochs)
     trained = marks.total - marks.seconds[0]  # without the evaluation before the first epoch
-    profile = [each.text for each in log if each.source == "log_profile"]
-    lines = [found for text in profile if (found := _PROFILE.fullmatch(text))]
+    profile = [line.text for line in log if line.source == "log_profile"]
+    profiles = [match for text in profile if (match := _PROFILE.fullmatch(text))]
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
-    memory = next((found[1] for each in reversed(lines) if (found := _MEMORY.search(each[3]))), None)
+    memory = None
+    for match in profiles:
+        newer = _MEMORY.search(match[3])
+        memory = memory if newer is None else newer[1]
     rate = f"{run.iterations_done / trained:,.4g} iterations a second" if trained and run.iterations_done else None
-    epoch, speed, shares = lines[-1].groups() if lines else (None, None, "")
+    epoch, speed, shares = profiles[-1].groups() if profiles else (None, None, "")
     return {
         "facts": [
             ("in epochs", span(marks.total) if marks.total else None),
@@ -219,22 +221,21 @@ def _overrides(trace: Mapping[str, Any]) -> list[str]:
 
 def _environment(trace: Mapping[str, Any], code: Mapping[str, Any]) -> list[tuple[str, Any]]:
     git = []
-    for each in code.get("repositories", ()):
-        changes = "" if each["sha256"] is None else " with changes"
-        git.append(f"{each['directory']} {'no commit' if each['commit'] is None else each['commit'][:12]}{changes}")
+    for repository in code.get("repositories", ()):
+        changes = "" if repository["sha256"] is None else " with changes"
+        commit = "no commit" if repository["commit"] is None else repository["commit"][:12]
+        git.append(f"{repository['directory']} {commit}{changes}")
     known = [(name, trace.get(name)) for name in ("emrun", "torch", "python", "threads")]
     return [*known, ("git", ", ".join(git) or trace.get("git_commit"))]
 
 
 def _log(log: Sequence[LogLine]) -> dict[str, str]:
-    lines = "\n".join(f"{each.level:8}{each.text}" for each in log).splitlines()
+    lines = "\n".join(f"{line.level:8}{line.text}" for line in log).splitlines()
     title = f"the last {_LAST_LINES} of {len(lines):,} lines" if len(lines) > _LAST_LINES else "train.log"
     return {"title": title, "text": cut("\n".join(lines[-_LAST_LINES:]), _LONGEST_TEXT)}
 
 
 def _text(value: Any) -> str | None:
-    return (
-        None
-        if value is None or value == ""
-        else in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
-    )
+    if value is None or value == "":
+        return None
+    return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)

@@ -64,21 +64,25 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     Raises:
         UsageError: it is not known which value of `by` is better, or no run has recorded it.
     """
+    # what the runs have recorded
     statistic = _statistic(runs, by)
     now = datetime.now().astimezone()
     most = max(_FEWEST_STRETCHES, min(_MOST_STRETCHES, _MOST_STRETCHES * _FULL // len(runs)))
     curves = curves_of([run.directory for run in runs], most)
     parts = [
-        RunPart(run, name, each, statistic, now) for run, name, each in zip(runs, _names(runs), curves, strict=True)
+        RunPart(run, name, curves_of_run, statistic, now)
+        for run, name, curves_of_run in zip(runs, _names(runs), curves, strict=True)
     ]
     recorded = dict.fromkeys(key for part in parts for key in part.curves.epochs)
     are_all = recorded and not any(part.curves.left_out for part in parts)  # it may be one without a curve
     if by is not None and are_all and named(statistic[0]) not in recorded:
         near = did_you_mean(statistic[0], map("/".join, recorded))
         raise UsageError(f"--by: no run has recorded the statistic {statistic[0]!r}{near}")
+
+    # what the page shows of each run
     charts = list(_charts(parts))
     logs = [log_of(run) if len(runs) <= _LOGS or run.status == "failed" else [] for run in runs]
-    each_run = [
+    shown_runs = [
         shown(part, log=log, picture_bytes=_PICTURES // len(runs), most_config=_CONFIGS // len(runs))
         for part, log in zip(parts, logs, strict=True)
     ]
@@ -87,8 +91,8 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     return rendered(
         "page.html",
         title=title or (parts[0].name if is_one else counted(len(parts), "run")),
-        run=each_run[0],
-        several=None if is_one else compared(parts, each_run),
+        run=shown_runs[0],
+        several=None if is_one else compared(parts, shown_runs),
         plan=_plan(logs[0]),
         charts=places,
         curves=[place for place, chart in zip(places, charts, strict=True) if not is_rate(chart["name"])],
@@ -162,8 +166,8 @@ def is_written(directory: Path) -> bool:
 
 def _plan(log: Sequence[LogLine]) -> str:
     """Return the newest plan of a learning rate: the length of the run may be known late, or change."""
-    plans = [list(lines) for is_plan, lines in groupby(log, lambda each: each.source == "schedule_plan") if is_plan]
-    return "\n".join(each.text for each in plans[-1]) if plans else ""
+    plans = [list(lines) for is_plan, lines in groupby(log, lambda line: line.source == "schedule_plan") if is_plan]
+    return "\n".join(line.text for line in plans[-1]) if plans else ""
 
 
 def _statistic(runs: Sequence[StoredRun], by: str | None) -> tuple[str, Which]:
@@ -189,7 +193,7 @@ def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
 
     Of one run, a chart has a line for each stream; of several, it is about one stream and has a line for each run.
     """
-    found: dict[tuple[str, ...], list[Json]] = {}
+    charts: dict[tuple[str, ...], list[Json]] = {}
     classes = Counter((key[0], _variable(key[1])) for key in {key for part in parts for key in part.curves.epochs})
     streams = list(dict.fromkeys(stream for part in parts for stream, _ in part.curves.epochs))
     for index, part in enumerate(parts):
@@ -198,25 +202,25 @@ def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
             variable = _variable(name)
             if variable and classes[stream, variable] > MOST_CLASSES:
                 if len(parts) == 1:  # otherwise the pages of the runs have them
-                    lines = found.setdefault(("epoch", f"{variable}{_BY_CLASS}", stream), [])
+                    lines = charts.setdefault(("epoch", f"{variable}{_BY_CLASS}", stream), [])
                     lines.append(line | {"label": name.removeprefix(f"{variable}/"), "color": len(lines)})
             elif is_rate(name) and _same(curve, part.curves.epochs.get((stream, LEARNING_RATE))):
                 continue
             elif len(parts) == 1:
                 line |= {"label": stream, "color": streams.index(stream)}
-                found.setdefault(("epoch", name), []).append(line)
+                charts.setdefault(("epoch", name), []).append(line)
             else:
-                found.setdefault(("epoch", name, stream), []).append(line)
+                charts.setdefault(("epoch", name, stream), []).append(line)
         for name, curve in part.curves.steps.items():
             if is_rate(name) and _same(curve, part.curves.steps.get(LEARNING_RATE)):
                 continue
             label = "train" if len(parts) == 1 else part.name
             line = {"run": index, "label": label, "color": index, "curve": curve}
-            found.setdefault(("iteration", name), []).append(line)
-    order = sorted(found, key=lambda key: (is_rate(key[1]), key[0] != "epoch", key[1].endswith(_BY_CLASS)))
+            charts.setdefault(("iteration", name), []).append(line)
+    order = sorted(charts, key=lambda key: (is_rate(key[1]), key[0] != "epoch", key[1].endswith(_BY_CLASS)))
     for key in order[:_MOST_CHARTS]:
         x, name = key[:2]
-        lines = [each for each in found[key] if each["curve"].count]
+        lines = [each for each in charts[key] if each["curve"].count]
         of = f"{key[2]}/{name}" if len(key) > 2 else name
         if lines:
             yield {"name": name, "title": in_one_line(of, _LONGEST_NAME), "x": x, "lines": lines}
@@ -242,32 +246,32 @@ def _place(index: int, chart: Line) -> Json:
 
 def _spoken(chart: Line, of: str) -> str:
     """Return what a screen reader says of a chart."""
-    said = []
+    sentences = []
     for line in chart["lines"][:12]:
         low = line["curve"].lowest()
         high = line["curve"].highest()
         last = line["curve"].last
         if low is not None and high is not None:
-            said.append(
+            sentences.append(
                 f"{line['label']}: last {last[1]:.4g}, lowest {low[1]:.4g} at {low[0]:g}, highest "
                 f"{high[1]:.4g} at {high[0]:g}"
             )
     more = f"; and {len(chart['lines']) - 12} more" if len(chart["lines"]) > 12 else ""
-    return f"{chart['title']} over {of}. {'; '.join(said)}{more}"
+    return f"{chart['title']} over {of}. {'; '.join(sentences)}{more}"
 
 
 def _gaps(chart: Line) -> str:
     """Return how many values of a chart are not finite, and so not drawn."""
-    said = []
+    sentences = []
     for line in chart["lines"]:
         curve: Curve = line["curve"]
         if curve.not_finite:
             are = "value is" if curve.not_finite == 1 else "values are"
-            said.append(
+            sentences.append(
                 f"{line['label']}: {curve.not_finite:,} {are} not finite, the first at {curve.first_not_finite:g}"
             )
-    more = [f"and {len(said) - 5} more lines"] if len(said) > 5 else []
-    return "; ".join([*said[:5], *more])
+    more = [f"and {len(sentences) - 5} more lines"] if len(sentences) > 5 else []
+    return "; ".join([*sentences[:5], *more])
 
 
 def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> Json:
@@ -278,7 +282,7 @@ def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> Json:
     for part in parts:
         marks = part.curves.marks
         some = slice(None, None, 1 + len(marks.epochs) // _MOST_MARKS)
-        seconds = [round(each, 3) for each in marks.seconds[some]]
+        seconds = [round(value, 3) for value in marks.seconds[some]]
         ends = {"epoch": marks.epochs[some], "iteration": marks.iterations[some], "seconds": seconds}
         runs.append({"name": part.name, **ends})
     shown = []

@@ -54,12 +54,12 @@ def compared(parts: Sequence[RunPart], runs: Sequence[Mapping[str, Any]]) -> Jso
 def _differences_of(parts: Sequence[RunPart]) -> Differences:
     """Return what differs between the configs of runs."""
     configs = [values_of(part.run) for part in parts]
-    found: dict[str, Sequence[Any]] = {}
+    differing: dict[str, Sequence[Any]] = {}
     for key in dict.fromkeys(key for config in configs for key in config):
         values = [config.get(key, _MISSING) for config in configs]
         if key not in _NOT_OF_IDENTITY[1:] and len({key_of(value) for value in values}) > 1:
-            found[key] = values
-    return found
+            differing[key] = values
+    return differing
 
 
 def _summary(parts: Sequence[RunPart], parameters: Differences, keys: Sequence[str]) -> Json:
@@ -147,7 +147,9 @@ def _counts(values: Sequence[Any]) -> str:
     """Return the different values and how many runs have each, the most frequent first."""
     counts = Counter(map(_text, values))
     shown = [f"{text} ({counted(count, 'run')})" for text, count in counts.most_common(_MOST_VALUES)]
-    return ", ".join([*shown, *([f"{len(counts) - _MOST_VALUES} more"] if len(counts) > _MOST_VALUES else [])])
+    if len(counts) > _MOST_VALUES:
+        shown.append(f"{len(counts) - _MOST_VALUES} more")
+    return ", ".join(shown)
 
 
 def _order(part: RunPart) -> tuple[bool, float, str]:
@@ -165,4 +167,4 @@ def _text(value: Any) -> str:
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -29,7 +29,7 @@ def environment() -> Any:
     """Return what reads the templates, a `jinja2.Environment`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         finalize=visible,
@@ -37,9 +37,9 @@ def environment() -> Any:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters.update(counted=counted, digest=_digest, six_digits=_six_digits)
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return made
+    templates.filters.update(counted=counted, digest=_digest, six_digits=_six_digits)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return templates
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def visible(value: Any) -> Any:
     text = "" if value is None else str(value)
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
 
 
 def _six_digits(value: Any) -> Any:

@@ -92,12 +92,12 @@ class Curve:
         xs, ys = self._thin()
         kept = _kept(xs // _width(xs, self._width, max(most, 4) // 2), ys)
         values = [None if math.isnan(y) else y for y in ys[kept].tolist()]
-        found: list[Point] = list(zip(xs[kept].tolist(), values, strict=True))
-        if self.last is not None and math.isfinite(self.last[1]) and found[-1] != self.last:
-            found.append(self.last)
-        inner = zip(found, found[1:], found[2:], strict=False)
+        points: list[Point] = list(zip(xs[kept].tolist(), values, strict=True))
+        if self.last is not None and math.isfinite(self.last[1]) and points[-1] != self.last:
+            points.append(self.last)
+        inner = zip(points, points[1:], points[2:], strict=False)
         flat = {index for index, (a, b, c) in enumerate(inner, start=1) if a[1] == b[1] == c[1]}
-        return [point for index, point in enumerate(found) if index not in flat]
+        return [point for index, point in enumerate(points) if index not in flat]
 
     def _thin(self) -> tuple[_Array, _Array]:
         """Return the places and the values that are kept; NaN stands for one that is not finite."""

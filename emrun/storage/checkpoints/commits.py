@@ -100,22 +100,30 @@ def find(root: Path, name: str | None = None) -> Path:
     Raises:
         UsageError: the checkpoint does not exist; the message lists those that do.
     """
-    here = Contents.of(root)
+    content = Contents.of(root)
+
+    # a link, or a directory
     candidates = (name,) if name else DEFAULTS
     for candidate in candidates:
         path = root / candidate
         if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
-            place = path.resolve()
-            if place.parent != root.resolve():
-                raise StorageError(errno.ELOOP, f"{path} leads to {place}, which is not beside it")
-            return place
-    manifests = {} if here.links or here.others else here.manifests(root)  # a copy of the run may have lost the links
+            target = path.resolve()
+            if target.parent != root.resolve():
+                raise StorageError(errno.ELOOP, f"{path} leads to {target}, which is not beside it")
+            return target
+
+    # a copy of the run may have lost the links
+    manifests = {}
+    if not content.links and not content.others:
+        manifests = content.manifests(root)
     for candidate in candidates:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
         if named:
             return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
+
+    # neither
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    names = [each for each in names if not each.startswith(".")]
+    names = [directory for directory in names if not directory.startswith(".")]
     wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"
     raise UsageError(f"{root}: {wanted} available: {listed(names)}")
 
@@ -130,17 +138,17 @@ def newest(root: Path) -> Path | None:
         StorageError: all checkpoints are damaged.
         StateError: a field of the newest manifest has an invalid value.
     """
-    here = Contents.of(root)
-    manifests = here.manifests(root)
+    content = Contents.of(root)
+    manifests = content.manifests(root)
 
     def order(name: str) -> tuple[int, str]:
         """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
-        before = [each.commit for other, each in manifests.items() if other <= name]
-        own = manifests.get(name)
-        return max(before, default=0) if own is None else own.commit, name
+        before = [manifest.commit for directory, manifest in manifests.items() if directory <= name]
+        manifest = manifests.get(name)
+        return max(before, default=0) if manifest is None else manifest.commit, name
 
     damaged: list[str] = []
-    for place in [root / name for name in sorted(here.own, key=order, reverse=True)]:
+    for place in [root / name for name in sorted(content.checkpoints, key=order, reverse=True)]:
         try:
             verify(place)
         except ReadTimeout:
@@ -164,10 +172,10 @@ def check_names(root: Path) -> None:
     Raises:
         UsageError: some are directories, as in a copy of the run that followed links.
     """
-    here = Contents.of(root)
-    known = list(here.manifests(root).values()) if here.others else []
+    content = Contents.of(root)
+    known = list(content.manifests(root).values()) if content.others else []
     ways = []
-    for name in sorted(here.others):
+    for name in sorted(content.others):
         place = from_here(root / name)
         manifest = readable_manifest(root / name)
         shown = shlex.quote(str(place))
@@ -189,14 +197,14 @@ def note_intact(error: StorageError, root: Path) -> None:
     """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
     if isinstance(error, ReadTimeout):
         return
-    found = []
-    here = Contents.of(root)
-    names = {target: name for name, target in sorted(here.links.items())}
-    for each in sorted((*here.own, *here.others)):
+    intact = []
+    content = Contents.of(root)
+    names = {target: name for name, target in sorted(content.links.items())}
+    for directory in sorted((*content.checkpoints, *content.others)):
         with suppress(StorageError, StateError):
-            verify(root / each)
-            found.append(names.get(each, each))
-    error.add_note(f"intact checkpoints: {listed(found)}")
+            verify(root / directory)
+            intact.append(names.get(directory, directory))
+    error.add_note(f"intact checkpoints: {listed(intact)}")
 
 
 def is_unfinished(root: Path) -> bool:

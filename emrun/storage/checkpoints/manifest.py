@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,8 @@ def _known_of_linked(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the entry of the frozen tensors in the manifest of a checkpoint with the same file."""
     frozen = folder / FROZEN
     if frozen.exists() and frozen.stat().st_nlink > 1:
-        for place in (folder.with_name(name) for name in Contents.of(folder.parent).own):
+        for name in Contents.of(folder.parent).checkpoints:
+            place = folder.with_name(name)
             with suppress(OSError):  # another process deletes the checkpoint
                 manifest = readable_manifest(place) if frozen.samefile(place / FROZEN) else None
                 if manifest is not None and FROZEN in manifest.files:
@@ -151,7 +151,7 @@ def read_manifest(place: Path) -> Manifest:
 def files_to_resume(place: Path) -> list[str]:
     """Return the files of a checkpoint that a resume needs and an evaluation does not; `state.pt` is the first."""
     of_ranks = place.glob("*") if (place / SHARDS).exists() else ()
-    names = [STATE, TRAINED, *sorted(each.name for each in of_ranks if _TO_RESUME_OF_RANKS.fullmatch(each.name))]
+    names = [STATE, TRAINED, *sorted(file.name for file in of_ranks if _TO_RESUME_OF_RANKS.fullmatch(file.name))]
     return [name for name in names if (place / name).exists()]
 
 
@@ -167,9 +167,9 @@ def leave_out(place: Path, names: Sequence[str]) -> None:
         StateError: a field of the manifest has an invalid value.
     """
     manifest = read_manifest(place)
-    left = {name: each for name, each in manifest.files.items() if name not in names}
-    if left != manifest.files:
-        write_seal(place / FILE, {**asdict(manifest), "files": left})
+    kept = {name: entry for name, entry in manifest.files.items() if name not in names}
+    if kept != manifest.files:
+        write_seal(place / FILE, {**asdict(manifest), "files": kept})
     with storing(place, "remove files of"):
         for name in names:
             (place / name).unlink(missing_ok=True)
@@ -222,13 +222,13 @@ class Contents:
     """The names in the directory of a run's checkpoints.
 
     Args:
-        own: the directories of checkpoints.
+        checkpoints: the directories of checkpoints.
         others: other directories, such as `best` in a copy that followed links.
         links: name of a link -> the name of its target, which may be missing.
         asides: directories that are being written or deleted, or will be deleted.
     """
 
-    own: list[str]
+    checkpoints: list[str]
     others: list[str]
     links: dict[str, str]
     asides: list[str]
@@ -240,36 +240,41 @@ class Contents:
         Raises:
             StorageError: it is a link or no directory, or cannot be read.
         """
-        found = cls([], [], {}, [])
+        contents = cls([], [], {}, [])
         check_no_link(root)
         with storing(root, "read"):
             try:
                 entries = list(os.scandir(root))
             except FileNotFoundError:
-                return found
-        for each in entries:
-            if each.name.startswith("."):
-                found.asides.extend([each.name] if each.name.startswith(ASIDE) else [])
-            elif each.is_symlink():
+                return contents
+        for entry in entries:
+            if entry.name.startswith("."):
+                if entry.name.startswith(ASIDE):
+                    contents.asides.append(entry.name)
+            elif entry.is_symlink():
                 with suppress(FileNotFoundError):  # another process removes the name
-                    found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - may be thousands
-            elif each.is_dir():
-                kind = found.own if is_directory_name(each.name) else found.others
-                kind.append(each.name)
-        return found
+                    contents.links[entry.name] = Path(os.readlink(entry)).name  # noqa: PTH115 - may be thousands
+            elif entry.is_dir():
+                kind = contents.checkpoints if is_directory_name(entry.name) else contents.others
+                kind.append(entry.name)
+        return contents
 
     def manifests(self, root: Path) -> dict[str, Manifest]:
-        """Return the manifests of `own` except damaged ones.
+        """Return the manifests of `checkpoints` except damaged ones.
 
         Raises:
             ReadTimeout: the file system does not return a file in time.
         """
-        found = {name: readable_manifest(root / name) for name in self.own}
-        return {name: manifest for name, manifest in found.items() if manifest is not None}
+        manifests = {name: readable_manifest(root / name) for name in self.checkpoints}
+        return {name: manifest for name, manifest in manifests.items() if manifest is not None}
 
 
 def free_place(root: Path, iteration: int) -> Path:
     """Return the path for the next checkpoint of an iteration."""
-    first = root / f"it-{iteration:08d}"
-    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(place for place in chain((first,), others) if not place.exists())
+    name = f"it-{iteration:08d}"
+    place = root / name
+    number = 1
+    while place.exists():
+        number += 1
+        place = root / f"{name}-{number}"
+    return place

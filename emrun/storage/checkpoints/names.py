@@ -40,27 +40,41 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
     root = known.root
     with storing(root, "update the checkpoint names in"):
         current = known.current()
-        here = Contents.of(root)
-        manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
-        own = manifests[place.name]
-        later = {name for name, manifest in manifests.items() if manifest.commit > own.commit}
-        then = {name: path for path, manifest in manifests.items() if path not in later for name in manifest.names}
+        contents = Contents.of(root)
+        manifests = dict(sorted(contents.manifests(root).items(), key=lambda pair: pair[1].commit))
+        manifest = manifests[place.name]
+        later = {name for name, other in manifests.items() if other.commit > manifest.commit}
+
+        # the names at the time when the checkpoint was saved
+        then = {}
+        for path, other in manifests.items():
+            if path not in later:
+                then.update(dict.fromkeys(other.names, path))
         if recorded is not None:
-            found = {name: path for name, path in recorded.items() if path in here.own and path not in later}
-            then = {**{name: path for name, path in then.items() if name in recorded}, **found}
-        moved = {*later, *([place.name] if recorded is not None else [])}  # to `place` without a new checkpoint
+            then = {name: path for name, path in then.items() if name in recorded}
+            for name, path in recorded.items():
+                if path in contents.checkpoints and path not in later:
+                    then[name] = path
+
+        # those that others have now
+        moved = set(later)
+        if recorded is not None:
+            moved.add(place.name)  # names may move to it without a new checkpoint
         moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
+
+        # those that were not there, or were about to be removed
         given_up = []
         for name, path in current.items():
+            is_first_name = path in manifests and name in manifests[path].names
             if path in later and name not in then and name != "latest":
                 _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
                 given_up.append(name)
-            elif recorded is not None and name not in recorded and path not in {*later, place.name}:
-                given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
+            elif recorded is not None and name not in recorded and path not in moved and is_first_name:
+                given_up.append(name)  # its removal was due
         missing = sorted(name for name in moves if name not in current and name != "latest")
     if missing:
         _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
-    known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
+    known.move({**moves, **dict.fromkeys(("latest", *manifest.names), place.name)}, given_up)
 
 
 class Names:
@@ -96,11 +110,11 @@ class Names:
         if self._seen is not None and self._seen == _times_of(self.root):
             return
         self._seen = _times_of(self.root)
-        here = Contents.of(self.root)
-        self._of = {name: target for name, target in here.links.items() if target in here.own}
-        self._asides = here.asides
+        contents = Contents.of(self.root)
+        self._of = {name: target for name, target in contents.links.items() if target in contents.checkpoints}
+        self._asides = contents.asides
         self._expected = None
-        self.commits = max((_commit_of(self.root / name) for name in here.own), default=0)
+        self.commits = max((_commit_of(self.root / name) for name in contents.checkpoints), default=0)
 
     def expect(self, place: Path) -> None:
         """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
@@ -136,8 +150,8 @@ class Names:
                 self._of.pop(name, None)
             self._of.update(names)
             nameless = before - set(self._of.values()) if deletes else set()
-            for each in nameless:
-                _make_aside(root / f"{ASIDE}{each}")
+            for checkpoint in nameless:
+                _make_aside(root / f"{ASIDE}{checkpoint}")
             for name, directory in names.items():
                 link_atomically(root / name, directory)
             flush_directory(root)
@@ -155,18 +169,19 @@ class Names:
         """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
         root = self.root
         named = set(Contents.of(root).links.values())
-        unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
-        for each in (*nameless, *filter(is_directory_name, unfinished)):
-            place = root / each
-            if each in named or not place.is_dir():
+        marked = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
+        unfinished = [name for name in marked if is_directory_name(name)]
+        for checkpoint in (*nameless, *unfinished):
+            place = root / checkpoint
+            if checkpoint in named or not place.is_dir():
                 continue
-            own = _own_files(place)
-            if set(place.iterdir()) <= set(own):
-                place.rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
+            files = _own_files(place)
+            if set(place.iterdir()) <= set(files):
+                place.rename(root / f"{ASIDE}{checkpoint}")  # no process sees a checkpoint with half its files
             else:
-                remove_files(own, place)
+                remove_files(files, place)
                 _LOG.warning("%s stays, with files that the run has not written", place)
-        for name in (*self._asides, *(f"{ASIDE}{each}" for each in nameless)):
+        for name in (*self._asides, *(f"{ASIDE}{checkpoint}" for checkpoint in nameless)):
             if (root / name).exists():
                 shutil.rmtree(root / name)
         self._asides = []
@@ -175,7 +190,7 @@ class Names:
 def _own_files(place: Path) -> list[Path]:
     """Return the files of a checkpoint, the manifest first; a folder or pipe with their name is not of the run."""
     files = [place / name for name in files_of(place / FILE)]
-    return [each for each in files if each.is_file() and not each.is_symlink()]
+    return [path for path in files if path.is_file() and not path.is_symlink()]
 
 
 def _make_aside(aside: Path) -> None:
@@ -197,17 +212,17 @@ def _is_empty(directory: Path) -> bool:
 def _times_of(directory: Path) -> tuple[int, ...] | None:
     """Return values that differ after a change of the directory's entries; None if the directory is missing."""
     try:
-        found = directory.stat()
+        status = directory.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _commit_of(place: Path) -> int:
     """Return the commit number of a checkpoint; 0 if it is damaged or another process deletes it."""
     with suppress(FileNotFoundError):
-        found = place.stat()
-        return _known_commit_of(place, found.st_ino, found.st_mtime_ns)
+        status = place.stat()
+        return _known_commit_of(place, status.st_ino, status.st_mtime_ns)
     return 0
 
 

@@ -79,17 +79,20 @@ def read_saved(path: Path) -> SavedWeights:
         verify(path.resolve())
         if not _weights_in(path).exists():
             raise UsageError(f"checkpoint {path} has no {FILE}: its model saves its weights in another way")
-    found = _weights_in(path)
-    if not found.exists():
+    file = _weights_in(path)
+    if not file.exists():
         raise UsageError(
             f"{path} is neither a run nor a checkpoint, and has no {FILE} or {INDEX}; write the path of a file"
         )
-    return _of_file(found)
+    return _of_file(file)
 
 
 def _weights_in(directory: Path) -> Path:
     """Return the file that has or lists the weights; `model.safetensors` if neither is there."""
-    return next((directory / name for name in (FILE, INDEX, SHARDS) if (directory / name).exists()), directory / FILE)
+    for name in (FILE, INDEX, SHARDS):
+        if (directory / name).exists():
+            return directory / name
+    return directory / FILE
 
 
 def _of_run(path: Path) -> SavedWeights:
@@ -104,13 +107,13 @@ def _of_run(path: Path) -> SavedWeights:
             which = "the run has no best; latest"
         try:
             verify(place)
-            found = _of_file(_weights_in(place))
+            weights = _of_file(_weights_in(place))
         except StorageError as error:
             if commits.find(root) == place:
                 commits.note_intact(error, root)
                 raise
             continue
-        return SavedWeights(f"{path} ({which}: {place.name})", found.tensors, found.others)
+        return SavedWeights(f"{path} ({which}: {place.name})", weights.tensors, weights.others)
 
 
 def _of_file(path: Path) -> SavedWeights:
@@ -128,6 +131,7 @@ def _of_file(path: Path) -> SavedWeights:
 
 def _of_index(path: Path) -> dict[str, Tensor]:
     """Read the tensors that an index of files lists."""
+    # the index
     with storing(path, "read"):
         size = path.stat().st_size
         if size > _LARGEST_INDEX:
@@ -138,9 +142,11 @@ def _of_index(path: Path) -> dict[str, Tensor]:
     except (ValueError, RecursionError) as error:
         raise StorageError(errno.EINVAL, f"cannot read {path}: it is not JSON ({error})") from error
     names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not names or not all(isinstance(each, str) for each in names.values()):
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         wanted = "it has no weight_map, a mapping from names of tensors to names of files"
         raise StorageError(errno.EINVAL, f"cannot read {path}: {wanted}")
+
+    # the files that it names
     files: dict[str, Mapping[str, Tensor]] = {}
     for file in dict.fromkeys(names.values()):
         is_plain = file == Path(file).name and "\\" not in file and file.isprintable() and file not in ("", ".", "..")
@@ -150,6 +156,8 @@ def _of_index(path: Path) -> dict[str, Tensor]:
         if not (path.parent / file).exists():
             raise StorageError(errno.ENOENT, f"cannot read {path}: {path.parent / file} is missing")
         files[file] = _of_file(path.parent / file).tensors
+
+    # the tensors
     lacking = [name for name, file in names.items() if name not in files[file]]
     if lacking:
         wrong = f"{in_one_line(names[lacking[0]])} has no {few(lacking)}"
@@ -182,7 +190,7 @@ def _load(path: Path) -> Any:
 def _state_dict(path: Path, content: Any) -> SavedWeights:
     """Return the state dict that `torch.save` wrote."""
     entries = content if isinstance(content, Mapping) else {}
-    tensors = {key: each for key, each in entries.items() if isinstance(key, str) and isinstance(each, Tensor)}
+    tensors = {key: tensor for key, tensor in entries.items() if isinstance(key, str) and isinstance(tensor, Tensor)}
     if not tensors:
         what = f"a mapping of {few(map(str, entries))}" if entries else f"a {type(content).__name__}"
         raise StorageError(errno.EINVAL, f"cannot read {path}: it holds {what}, not a state dict; {_ALONE}")

@@ -53,37 +53,35 @@ _TENSOR = record({"dtype": _DTYPE, "shape": sequence_of(whole()), "pieces": sequ
 _CONTENT = record({"tensors": mapping_of(mapping_of(_TENSOR)), "tied": mapping_of(mapping_of(TEXT))})
 
 
-def write_shard(found: Mapping[str, Collected], rank: int, directory: Path) -> Shard:
+def write_shard(collected: Mapping[str, Collected], rank: int, directory: Path) -> Shard:
     """Write what a rank has of the tensors of a checkpoint to files of its own, and flush them to disk.
 
     Args:
-        found: name of a file, such as `model.safetensors` -> the tensors, and the names of tied ones. A tensor that is
-            not `Rows` is whole on all ranks, and is written by rank 0.
+        collected: name of a file, such as `model.safetensors` -> the tensors, and the names of tied ones. A tensor that
+            is not `Rows` is whole on all ranks, and is written by rank 0.
         rank: the rank.
         directory: the directory of the files.
 
     Raises:
         StorageError: a file cannot be written.
     """
-    shard: Shard = {"files": {}, "tensors": {}, "tied": {name: dict(tied) for name, (_, tied) in found.items()}}
-    for name, (tensors, _) in found.items():
+    shard: Shard = {"files": {}, "tensors": {}, "tied": {name: dict(tied) for name, (_, tied) in collected.items()}}
+    for name, (tensors, _) in collected.items():
         file = f"{Path(name).stem}-{rank}.safetensors"
-        own = {
-            key: each if isinstance(each, Rows) else Rows(each, tuple(each.shape), 0)
-            for key, each in tensors.items()
-            if isinstance(each, Rows) or rank == 0
-        }
-        write_weights({key: each.values for key, each in own.items()}, {}, directory, file)
+        owned: dict[str, Rows] = {}
+        for key, tensor in tensors.items():
+            if isinstance(tensor, Rows):
+                owned[key] = tensor
+            elif rank == 0:
+                owned[key] = Rows(tensor, tuple(tensor.shape), 0)
+        write_weights({key: rows.values for key, rows in owned.items()}, {}, directory, file)
         with storing(directory / file, "write"):
             shard["files"][file] = describe(directory / file, flushes=True)
-        shard["tensors"][name] = {
-            key: {
-                "dtype": str(each.values.dtype).removeprefix("torch."),
-                "shape": list(each.shape),
-                "pieces": [{"file": file, "begin": each.begin, "end": each.begin + _rows_in(each.values.shape)}],
-            }
-            for key, each in own.items()
-        }
+        entries = shard["tensors"][name] = {}
+        for key, rows in owned.items():
+            piece = {"file": file, "begin": rows.begin, "end": rows.begin + _rows_in(rows.values.shape)}
+            dtype = str(rows.values.dtype).removeprefix("torch.")
+            entries[key] = {"dtype": dtype, "shape": list(rows.shape), "pieces": [piece]}
     return shard
 
 
@@ -98,14 +96,15 @@ def write_places(directory: Path, shards: Sequence[Shard]) -> dict[str, Any]:
         StorageError: the file cannot be written.
     """
     tensors: dict[str, dict[str, Any]] = {}
-    for name, found in ((name, found) for shard in shards for name, found in shard["tensors"].items()):
-        there = tensors.setdefault(name, {})
-        for key, each in found.items():
-            there.setdefault(key, {**each, "pieces": []})["pieces"] += each["pieces"]
-    tied = {name: each for shard in shards for name, each in shard["tied"].items()}
+    for shard in shards:
+        for name, entries in shard["tensors"].items():
+            places = tensors.setdefault(name, {})
+            for key, entry in entries.items():
+                places.setdefault(key, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+    tied = {name: names for shard in shards for name, names in shard["tied"].items()}
     with storing(directory / SHARDS, "write"):
         (directory / SHARDS).write_text(json.dumps({"tensors": tensors, "tied": tied}) + "\n", encoding="utf-8")
-    return {name: each for shard in shards for name, each in shard["files"].items()}
+    return {name: description for shard in shards for name, description in shard["files"].items()}
 
 
 def has_tensors(directory: Path, name: str) -> bool:
@@ -128,13 +127,13 @@ def read_tensors(directory: Path, name: str) -> dict[str, Any]:
         return read_weights(directory, name)
     content = _read(directory)
     opened = _Opened(directory)
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     with reading(f"{directory / SHARDS}", ANOTHER_CHECKPOINT):
-        for key, each in content["tensors"][name].items():
-            pieces = sorted((piece["begin"], piece["end"], piece["file"]) for piece in each["pieces"])
-            _check_rows(f"tensors.{name}.{key}", _rows_in(each["shape"]), pieces)
-            found[key] = Stored(opened, key, getattr(torch, each["dtype"]), torch.Size(each["shape"]), pieces)
-        return found | {key: found[other] for key, other in content["tied"][name].items()}
+        for key, entry in content["tensors"][name].items():
+            pieces = sorted((piece["begin"], piece["end"], piece["file"]) for piece in entry["pieces"])
+            _check_rows(f"tensors.{name}.{key}", _rows_in(entry["shape"]), pieces)
+            tensors[key] = Stored(opened, key, getattr(torch, entry["dtype"]), torch.Size(entry["shape"]), pieces)
+        return tensors | {key: tensors[other] for key, other in content["tied"][name].items()}
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -146,8 +145,13 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _check_rows(key: str, count: int, pieces: Sequence[tuple[int, int, str]]) -> None:
     """Check that the pieces of a tensor have each of its rows once."""
-    edges = [0, *(row for begin, end, _ in pieces for row in (begin, end)), count]
-    if edges[::2] != edges[1::2] or edges != sorted(edges):
+    is_whole = True
+    next_row = 0
+    for begin, end, _ in pieces:
+        if begin != next_row or end < begin:
+            is_whole = False
+        next_row = end
+    if not is_whole or next_row != count:
         rows = few((f"{begin} to {end} in {file}" for begin, end, file in pieces), 300)
         raise FieldError(key, f"has the rows {rows}", f"a tensor of {count} rows, each in one file")
 
@@ -190,27 +194,27 @@ class Stored:
 
     def __getitem__(self, rows: slice) -> Tensor:
         begin, end, _ = rows.indices(_rows_in(self.shape))
-        found = [
+        pieces = [
             self._rows(file, max(begin, first), min(end, last), first, last)
             for first, last, file in self.pieces
             if max(begin, first) < min(end, last)
         ]
-        if len(found) == 1:
-            return found[0]
-        return torch.cat(found) if found else torch.empty((0, *self.shape[1:]), dtype=self.dtype)
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces) if pieces else torch.empty((0, *self.shape[1:]), dtype=self.dtype)
 
     def _rows(self, file: str, begin: int, end: int, first: int, last: int) -> Tensor:
         path = self.files.directory / file
         is_all = (begin, end) == (first, last)
         with storing(path, "read", SafetensorError):
             piece = self.files[file].get_slice(self.name)
-            there = tuple(piece.get_shape())
-            found: Tensor = self.files[file].get_tensor(self.name) if is_all else piece[begin - first : end - first]
+            shape = tuple(piece.get_shape())
+            rows: Tensor = self.files[file].get_tensor(self.name) if is_all else piece[begin - first : end - first]
         wanted = (last - first, *self.shape[1:]) if self.shape else ()
-        if (found.dtype, there) != (self.dtype, wanted):
-            both = f"{found.dtype} of shape {there}, but {SHARDS} says {self.dtype} of shape {wanted}"
+        if (rows.dtype, shape) != (self.dtype, wanted):
+            both = f"{rows.dtype} of shape {shape}, but {SHARDS} says {self.dtype} of shape {wanted}"
             raise StorageError(errno.EIO, f"cannot read {path}: {self.name!r} is {both}")
-        return found
+        return rows
 
 
 def whole_of(value: Any) -> Any:
@@ -218,21 +222,21 @@ def whole_of(value: Any) -> Any:
     return value[:] if isinstance(value, Stored) else value
 
 
-def taken_out(state: Any, found: dict[str, Rows]) -> Any:
-    """Return an encoded state in which each `Rows` is replaced by its name, under which `found` gets it."""
+def taken_out(state: Any, rows: dict[str, Rows]) -> Any:
+    """Return an encoded state in which each `Rows` is replaced by its name, under which `rows` gets it."""
 
     def take(path: Any, value: Any) -> Any:
         if not isinstance(value, Rows):
             return value
-        found[keystr(path)] = value
+        rows[keystr(path)] = value
         return {_ROWS: keystr(path)}
 
     return tree_map_with_path(take, state)
 
 
-def put_back(state: Any, found: Mapping[str, Any]) -> Any:
+def put_back(state: Any, tensors: Mapping[str, Any]) -> Any:
     """Return a state with the tensors that `taken_out` has replaced by their names."""
-    return tree_map(lambda each: found[each[_ROWS]] if _is_name(each) else each, state, is_leaf=_is_name)
+    return tree_map(lambda value: tensors[value[_ROWS]] if _is_name(value) else value, state, is_leaf=_is_name)
 
 
 def _is_name(value: Any) -> bool:

@@ -62,8 +62,8 @@ def read_back(state: Any, key: str) -> Any:
         StateError: the state cannot be saved.
     """
     encoded = encode(state, key)
-    tensors = [each for each in tree_leaves(encoded) if isinstance(each, torch.Tensor)]
-    if not all(each.layout is torch.strided and each.dtype in _USUAL for each in tensors):
+    tensors = [leaf for leaf in tree_leaves(encoded) if isinstance(leaf, torch.Tensor)]
+    if not all(tensor.layout is torch.strided and tensor.dtype in _USUAL for tensor in tensors):
         file = io.BytesIO()
         torch.save(encoded, file)
         file.seek(0)
@@ -109,7 +109,7 @@ def is_compressed(file: BinaryIO, size: int) -> bool:
         zipfile.BadZipFile: it is not an archive.
     """
     with zipfile.ZipFile(file) as archive:
-        inside = sum(each.file_size for each in archive.infolist())
+        inside = sum(member.file_size for member in archive.infolist())
     file.seek(0)
     return inside > size
 
@@ -123,7 +123,7 @@ def _unfolded(value: Any, sizes: dict[int, int]) -> int:
     if id(value) not in sizes:
         sizes[id(value)] = 0
         inside = value.values() if isinstance(value, Mapping) else value
-        sizes[id(value)] = 1 + sum(_unfolded(each, sizes) for each in inside)
+        sizes[id(value)] = 1 + sum(_unfolded(item, sizes) for item in inside)
     return sizes[id(value)]
 
 
@@ -133,7 +133,7 @@ def keyed(hooks: Sequence[AbstractHook]) -> dict[str, AbstractHook]:
     Hooks of one class are counted in their order. One that saves checkpoints is known by their name instead, so that
     it keeps what it knows of them whatever is listed before it.
     """
-    found: dict[str, AbstractHook] = {}
+    by_key: dict[str, AbstractHook] = {}
     counts: Counter[str] = Counter()
     for hook in hooks:
         kind = f"{type(hook).__module__}.{type(hook).__qualname__}"
@@ -142,8 +142,8 @@ def keyed(hooks: Sequence[AbstractHook]) -> dict[str, AbstractHook]:
         else:
             counts[kind] += 1
             key = kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"
-        found[key] = hook
-    return found
+        by_key[key] = hook
+    return by_key
 
 
 def class_of(key: str) -> str:

@@ -63,7 +63,7 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
         raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
 
 
-def write_apart(found: Mapping[str, Collected], frozen: Collection[str], directory: Path) -> None:
+def write_apart(collected: Mapping[str, Collected], frozen: Collection[str], directory: Path) -> None:
     """Write weights to files, the frozen tensors to one of their own if they are large: `frozen.safetensors`.
 
     The file is a hard link to that of the newest checkpoint in the parent directory if this has the same bytes, and is
@@ -71,29 +71,34 @@ def write_apart(found: Mapping[str, Collected], frozen: Collection[str], directo
     hand, such as the average of another one.
 
     Args:
-        found: name of a file, `model.safetensors` first -> what it holds.
+        collected: name of a file, `model.safetensors` first -> what it holds.
         frozen: the names of frozen tensors. Those with other values in one of the files do not lie apart.
         directory: the directory of the files.
 
     Raises:
         StorageError: a file cannot be written.
     """
-    (first, _), *others = found.values()
+    # the frozen tensors that are the same in all files
+    (first, _), *others = collected.values()
     apart = {name: first[name] for name in frozen if name in first}
     for weights, _ in others:
-        apart = {name: each for name, each in apart.items() if name in weights and _has_same_bytes(weights[name], each)}
-    if sum(each.nbytes for each in apart.values()) < LEAST_APART:
+        apart = {
+            name: tensor for name, tensor in apart.items() if name in weights and _has_same_bytes(weights[name], tensor)
+        }
+    if sum(tensor.nbytes for tensor in apart.values()) < LEAST_APART:
         apart = {}
-    tied = {name: of for _, each in found.values() for name, of in each.items() if of in apart}
+    tied = {name: of for _, names in collected.values() for name, of in names.items() if of in apart}
     if apart and not _link_frozen(apart, tied, directory):
         write_weights(apart, tied, directory, FROZEN)
-    for name, (weights, names) in found.items():
-        rest = {each: tensor for each, tensor in weights.items() if each not in apart}
-        tied_rest = {each: of for each, of in names.items() if of in rest}
+
+    # the rest of each file
+    for name, (weights, names) in collected.items():
+        rest = {key: tensor for key, tensor in weights.items() if key not in apart}
+        tied_rest = {key: of for key, of in names.items() if of in rest}
         file = UNFROZEN if apart and name == FILE else name
         write_weights(rest, tied_rest, directory, file)
         if file == UNFROZEN:
-            size = sum(each.nbytes for each in weights.values())
+            size = sum(tensor.nbytes for tensor in weights.values())
             places = dict.fromkeys((*apart, *tied), FROZEN) | dict.fromkeys((*rest, *tied_rest), UNFROZEN)
             text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
             with storing(directory / INDEX, "write"):
@@ -103,14 +108,14 @@ def write_apart(found: Mapping[str, Collected], frozen: Collection[str], directo
 def _link_frozen(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> bool:
     """Link the newest file of frozen tensors of another checkpoint if it has these bytes; return whether it has."""
     with suppress(OSError):  # such as no file, another process deletes it, or no hard links here
-        paths = [directory.with_name(name) / FROZEN for name in Contents.of(directory.parent).own]
-        there = [each for each in paths if each.exists()]
-        path = max(there, key=lambda each: (each.parent.stat().st_mtime_ns, each), default=directory / FROZEN)
+        paths = [directory.with_name(name) / FROZEN for name in Contents.of(directory.parent).checkpoints]
+        existing = [path for path in paths if path.exists()]
+        path = max(existing, key=lambda file: (file.parent.stat().st_mtime_ns, file), default=directory / FROZEN)
         with opened_regular(path, depth=2):
             tensors = read_safetensors(path)
         wanted = {**weights, **{name: weights[of] for name, of in tied.items()}}
         if tensors.keys() == wanted.keys() and all(
-            _has_same_bytes(tensors[name], each) for name, each in wanted.items()
+            _has_same_bytes(tensors[name], tensor) for name, tensor in wanted.items()
         ):
             os.link(path, directory / FROZEN, follow_symlinks=False)
             return True
@@ -120,7 +125,7 @@ def _link_frozen(weights: Mapping[str, Tensor], tied: Mapping[str, str], directo
 def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
     if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout) or one.layout != torch.strided:
         return False
-    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
@@ -130,11 +135,11 @@ def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
         StorageError: a file cannot be read.
     """
     frozen = [FROZEN] if (directory / FROZEN).exists() else []
-    found: dict[str, Tensor] = {}
-    for each in (*frozen, UNFROZEN if frozen and name == FILE else name):
-        with opened_regular(directory / each):  # a pipe would wait for a writer
-            found |= read_safetensors(directory / each)
-    return found
+    weights: dict[str, Tensor] = {}
+    for file in (*frozen, UNFROZEN if frozen and name == FILE else name):
+        with opened_regular(directory / file):  # a pipe would wait for a writer
+            weights |= read_safetensors(directory / file)
+    return weights
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -150,7 +155,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
-        own = json.loads(metadata.get(_TIED, "{}"))
-    tied = {**metadata, **(own if isinstance(own, dict) else {})}
+        recorded = json.loads(metadata.get(_TIED, "{}"))
+    tied = {**metadata, **(recorded if isinstance(recorded, dict) else {})}
     again = {name: weights[first] for name, first in tied.items() if isinstance(first, str) and first in weights}
     return {**again, **weights}

@@ -95,7 +95,7 @@ def recorded_files(directory: Path) -> Iterator[PurePath]:
     """Yield the paths in a directory `code` that its record names; nothing without a readable record."""
     content = read_code(directory)
     if content is not None:
-        modules = (module_path(name, each["file"]) for name, each in content["modules"].items())
+        modules = (module_path(name, module["file"]) for name, module in content["modules"].items())
         patches = (patch_path(number) for number in range(1, len(content["repositories"]) + 1))
         yield from map(PurePath, (RECORD, "packages.txt", BATCHES, *patches, *modules))
 
@@ -120,8 +120,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
     new = {"Python": now["python"], **now["packages"]}
     for name in {**old, **new}:
         if old.get(name) != new.get(name):
-            found = severe if name in old and name in new else others
-            found.append(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}")
+            differences = severe if name in old and name in new else others
+            differences.append(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}")
     if before["repositories"] != now["repositories"]:
         others.append("other git commits or uncommitted changes")
     return severe, others
@@ -163,8 +163,8 @@ def note_batch(directory: Path, key: Key, digests: Mapping[str, str]) -> list[st
     stream, pass_number, ranks = key
     before = recorded_batches(directory).get(key)
     if before is None:
-        several = {"ranks": ranks} if ranks > 1 else {}
-        line = {"stream": stream, "pass": pass_number, **several, "digests": digests}
+        shared = {"ranks": ranks} if ranks > 1 else {}
+        line = {"stream": stream, "pass": pass_number, **shared, "digests": digests}
         append_line(directory / BATCHES, json.dumps(line))
         return []
     return [name for name in {**before, **digests} if before.get(name) != digests.get(name)]
@@ -176,12 +176,12 @@ def recorded_batches(directory: Path) -> dict[Key, dict[str, str]]:
     Raises:
         StorageError: the file cannot be read.
     """
-    found: dict[Key, dict[str, str]] = {}
+    batches: dict[Key, dict[str, str]] = {}
     for line in read_lines(directory / BATCHES):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if fitting(entry, _LINE) and len(found) < _MOST:
-            found.setdefault((entry["stream"], entry["pass"], entry.get("ranks", 1)), entry["digests"])
-    return found
+        if fitting(entry, _LINE) and len(batches) < _MOST:
+            batches.setdefault((entry["stream"], entry["pass"], entry.get("ranks", 1)), entry["digests"])
+    return batches

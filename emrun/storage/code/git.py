@@ -51,7 +51,7 @@ def ask(directory: Path, *question: str, settings: Sequence[str] = ()) -> bytes:
     Raises:
         GitError: git is missing, failed, took too long or printed too much.
     """
-    options = [part for each in (*_SETTINGS, *settings) for part in ("-c", each)]
+    options = [part for setting in (*_SETTINGS, *settings) for part in ("-c", setting)]
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT) or not name.startswith("GIT_")}
     try:
         # files, since a worker that is forked meanwhile keeps the end of a pipe open
@@ -84,7 +84,7 @@ def ask(directory: Path, *question: str, settings: Sequence[str] = ()) -> bytes:
 
 def is_in_repository(directory: Path) -> bool:
     """Return whether it is worth to ask git about a directory: it, or one that it is in, has an entry `.git`."""
-    return any((each / ".git").exists() for each in (directory, *directory.parents))
+    return any((place / ".git").exists() for place in (directory, *directory.parents))
 
 
 def top_of(directory: Path) -> Path:
@@ -125,5 +125,5 @@ def diff_of(directory: Path, commit: str, paths: Sequence[str]) -> bytes:
     """
     names = os.fsdecode(ask(directory, "config", "--null", "--name-only", "--list")).split("\0")
     filters = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
-    settings = [f"{name}.{each}" for name in filters for each in _NO_FILTER]
+    settings = [f"{name}.{entry}" for name in filters for entry in _NO_FILTER]
     return ask(directory, "diff", *_DIFF, commit, "--", *paths, settings=settings)

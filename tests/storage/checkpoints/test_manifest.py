@@ -239,7 +239,7 @@ def test_checkpoints_names_and_temporary_directories_are_distinguished(checkpoin
     (checkpoints / "it-00000005").touch()
     (checkpoints / ".latest.tmp").symlink_to("it-00000004")
     here = Contents.of(checkpoints)
-    assert here.own == ["it-00000004"]
+    assert here.checkpoints == ["it-00000004"]
     assert sorted(here.others) == ["best", "notes"]
     assert here.links == {"latest": "it-00000004", "mine": "it-00000009"}
     assert here.asides == [".tmp-7"]

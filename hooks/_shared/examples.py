@@ -14,7 +14,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import ID, POSITION, is_nested, length
 from emrun.base.wording import counted, did_you_mean, listed
-from emrun.hooks._parts.columns import Column, column
+from emrun.hooks._shared.columns import Column, column
 
 _LONGEST = 40  # characters of an id in the name of a file; up to 160 bytes, of the 255 that file systems take
 
@@ -54,14 +54,14 @@ class Examples:
                 neither numbers nor strings.
         """
         if name not in self.batch:
-            there = list(self.batch)
+            available = list(self.batch)
             raise self.error(
-                f"there is no output or source {name!r}{did_you_mean(name, there)} (available: {listed(there)})"
+                f"there is no output or source {name!r}{did_you_mean(name, available)} (available: {listed(available)})"
             )
         value = self.batch[name]
-        found = length(value)
-        if found != self.count:
-            has = "one value for the whole batch" if found < 0 else f"{found} values"
+        count = length(value)
+        if count != self.count:
+            has = "one value for the whole batch" if count < 0 else f"{count} values"
             raise self.error(f"{name!r} has {has}, but the batch has {counted(self.count, 'example')}")
         try:
             return column(value if rows is None else _taken(value, rows))
@@ -82,9 +82,9 @@ class Examples:
         if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
         plain = values.tolist() if isinstance(values, np.ndarray) else values
-        if not all(isinstance(each, str | int | float) for each in plain):
+        if not all(isinstance(value, str | int | float) for value in plain):
             raise self.error(f"{name!r} has no ids: an id is a string or a number")
-        return [str(each) for each in plain]
+        return [str(value) for value in plain]
 
     def named(self, variable: str | None, rows: Sequence[int] | None = None) -> tuple[str, Column]:
         """Return the name and the values of the column that says which examples these are.
@@ -94,17 +94,17 @@ class Examples:
             rows: the indices of the examples; None for all.
         """
         if variable is None and ID not in self.batch:
-            found = self.numbers()
-            found = self.first + np.arange(self.count) if found is None else found
-            return POSITION, found if rows is None else found[list(rows)]
+            numbers = self.numbers()
+            numbers = self.first + np.arange(self.count) if numbers is None else numbers
+            return POSITION, numbers if rows is None else numbers[list(rows)]
         name = ID if variable is None else variable
         return name, self.column(name, rows)
 
     def numbers(self) -> np.ndarray[Any, Any] | None:
         """Return the numbers of the examples in the data, where some may be left out; None if the stream has none."""
-        found = self.column(POSITION) if POSITION in self.batch and self.have(POSITION) else None
-        is_array = isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "iu"
-        return found if is_array else None  # type: ignore[return-value]
+        numbers = self.column(POSITION) if POSITION in self.batch and self.have(POSITION) else None
+        is_array = isinstance(numbers, np.ndarray) and numbers.ndim == 1 and numbers.dtype.kind in "iu"
+        return numbers if is_array else None  # type: ignore[return-value]
 
     def error(self, message: str) -> StreamError:
         """Return the error for a batch that the hook cannot use."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from emrun.base.errors import StreamError
 from emrun.base.sources import is_nested
-from emrun.hooks._parts.columns import column, missing, names_of_classes
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import column, missing, names_of_classes
+from emrun.hooks._shared.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +133,9 @@ class ClassHook(OfStreams):
 
     def _add(self, counts: _Counts, batch_data: dict[str, Any]) -> None:
         values = [_tensor(name, batch_data) for name in self._variables]
-        shapes = [f"{name!r} of shape {tuple(each.shape)}" for name, each in zip(self._variables, values, strict=True)]
+        shapes = [
+            f"{name!r} of shape {tuple(value.shape)}" for name, value in zip(self._variables, values, strict=True)
+        ]
         if values[2:] and values[2].shape != values[1].shape:
             raise ValueError(f"{shapes[2]} does not fit {shapes[1]}; a mask has a number for each label")
         predicted, labels, *masks = map(_without_axis_of_one, values)
@@ -152,7 +154,7 @@ class ClassHook(OfStreams):
                 "or have one more axis, axis 1, with a number for each class"
             )
         # copies, because the stream may use the memory of a batch again
-        counts.waiting.append([each.clone().reshape(-1) for each in (predicted, labels, *masks)])
+        counts.waiting.append([tensor.clone().reshape(-1) for tensor in (predicted, labels, *masks)])
         counts.size += predicted.numel() + _BATCH
         if counts.is_first or counts.size > _CAPACITY:
             self._count(counts)
@@ -162,7 +164,7 @@ class ClassHook(OfStreams):
         """Count the classes that wait."""
         if not counts.waiting:
             return
-        joined = [torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True)]
+        joined = [torch.cat(chunks).cpu() for chunks in zip(*counts.waiting, strict=True)]
         predicted, true, *masks = joined
         counts.waiting = []
         counts.size = 0
@@ -173,22 +175,22 @@ class ClassHook(OfStreams):
         true = self._checked(true, counts.classes, 1)
         before = len(counts.matrix)
         n = counts.classes or max(before, len(torch.bincount(true)), len(torch.bincount(predicted)))
-        found = torch.bincount(true * n + predicted, minlength=n * n).reshape(n, n)
-        found[:before, :before] += counts.matrix
-        counts.matrix = found
+        matrix = torch.bincount(true * n + predicted, minlength=n * n).reshape(n, n)
+        matrix[:before, :before] += counts.matrix
+        counts.matrix = matrix
 
     def _checked(self, values: Tensor, classes: int | None, index: int) -> Tensor:
         """Return the class numbers of a variable as int64."""
-        found = values.long()
+        numbers = values.long()
         end = classes or self._most
-        wrong = (found != values) | (found < 0) | (found >= end)
+        wrong = (numbers != values) | (numbers < 0) | (numbers >= end)
         if wrong.any():
             raise ValueError(
                 f"{self._variables[index]!r} has the value {values[wrong][0].item():.15g}, which is not the number of "
                 f"a class: they are whole numbers from 0 to {end - 1:,}; mask_name names a variable that is 0 where "
                 "nothing counts"
             )
-        return found
+        return numbers
 
 
 def _tensor(name: str, batch_data: dict[str, Any]) -> Tensor:

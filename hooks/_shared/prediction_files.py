@@ -6,13 +6,14 @@ import csv
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emrun.base.errors import HookError, needing
-from emrun.hooks._parts.columns import Column, csv_of, plain
+from emrun.hooks._shared.columns import Column, csv_of, plain
 
 _ROWS = 65536  # rows in a row group of Parquet
 _BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB
@@ -78,18 +79,18 @@ class CsvFile(PredictionFile):
         if not self.columns:
             places = ((name, *index) for name, shape in shapes.items() for index in np.ndindex(shape))
             self.columns = [".".join(map(str, place)) for place in places]
-            twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
+            twice = next((column for column in self.columns if self.columns.count(column) > 1), None)
             if twice is not None:
                 raise self._cannot(twice, "two columns would have this name; choose another format")
             self._file.write(csv_of([self.columns]))
-        arrays = [np.asarray(each, getattr(each, "dtype", object)) for each in columns.values()]
-        flat = [each.reshape(len(each), -1).tolist() for each in arrays]
-        rows = ([each for row in rows for each in row] for rows in zip(*flat, strict=True))
+        arrays = [np.asarray(column, getattr(column, "dtype", object)) for column in columns.values()]
+        flat = [array.reshape(len(array), -1).tolist() for array in arrays]
+        rows = (chain(*parts) for parts in zip(*flat, strict=True))
         self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC))
 
     def _shape(self, name: str, values: Column) -> tuple[int, ...]:
         """Return the shape of the values of an example, which all examples must have."""
-        if not isinstance(values, np.ndarray) and not all(isinstance(each, str) for each in values):
+        if not isinstance(values, np.ndarray) and not all(isinstance(value, str) for value in values):
             raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
         shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
         was = self._shapes.setdefault(name, shape)
@@ -166,7 +167,9 @@ class ParquetFile(PredictionFile):
     def _array(self, values: Column) -> Any:
         if isinstance(values, np.ndarray):
             return self._arrow.array(_rows(values))
-        filled = [[] if isinstance(each, np.ndarray) and not each.size else each for each in values]  # [] has no dtype
+        filled = [
+            [] if isinstance(value, np.ndarray) and not value.size else value for value in values
+        ]  # [] has no dtype
         return self._arrow.array(_rows(filled))
 
     def _write(self) -> None:
@@ -190,8 +193,8 @@ def _rows(value: Any) -> Any:
     """Return an array of several axes as lists of arrays of one axis, which pyarrow takes, also those in a list."""
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim < 2):
         return value
-    return [_rows(each) for each in value]
+    return [_rows(item) for item in value]
 
 
-FILES: Mapping[str, type[PredictionFile]] = {each.ending: each for each in (ParquetFile, CsvFile, JsonLinesFile)}
+FILES: Mapping[str, type[PredictionFile]] = {kind.ending: kind for kind in (ParquetFile, CsvFile, JsonLinesFile)}
 """The ending of a file's name -> the class that writes it."""

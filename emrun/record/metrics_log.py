@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds for which means are held back, because one write costs as much as many
 
 
-class Record:
+class MetricsLog:
     """Writes what a run measures; a resume goes back to what a checkpoint counts on, to the byte.
 
     `metrics.jsonl` has a line for each epoch, `steps.jsonl` the steps, and `rows.jsonl` what only sinks need: the means
@@ -83,10 +83,14 @@ class Record:
             shown: what hooks have shown in the epoch; without sinks, only texts, and pictures that have no file.
             at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
         """
+        # the line of `metrics.jsonl`
         self.flush()
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
-        line |= {"at_end": True} if at_end else {}
+        if at_end:
+            line["at_end"] = True
+
+        # those of `rows.jsonl` about the epoch
         about: Json = {"updates": updates, "time": round(time(), 3)}
         if unknown := list(_unknown(epoch_data)):
             about["unknown"] = unknown
@@ -96,19 +100,22 @@ class Record:
                 few(f"{stream}/{name} ({kind})" for stream, name, kind in unknown),
                 extra={"once": True},
             )
-        own: list[Json] = [{"about": about}]
-        for name, each in (shown or {}).items():
-            if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
-                found = each.counts() if isinstance(each, Histogram) else each
-                own += [line_of(name, found)] if found is not None else []
+        lines: list[Json] = [{"about": about}]
+        for name, item in (shown or {}).items():
+            if self.sinks or not (isinstance(item, Histogram) or getattr(item, "has_file", False)):
+                written = item.counts() if isinstance(item, Histogram) else item
+                if written is not None:
+                    lines.append(line_of(name, written))
+
+        # those of `metrics.jsonl` come last: see `Reader.rows`
         if self._files:
             self._files["metrics"].look()
-        self._add_rows(own)
+        self._add_rows(lines)
         if self._files:
             self._files["metrics"].append(json.dumps(line, allow_nan=False))
             self.epochs.append(line)
         if self.sinks:
-            self._tell([replace(row_of_epoch(line, own), is_new=True)])
+            self._tell([replace(row_of_epoch(line, lines), is_new=True)])
 
     def add_left_out(self, epoch: int, iteration: int, stream: str, left_out: Mapping[str, str]) -> None:
         """Append a row with the bad examples that were left out in an epoch of a stream.
@@ -162,7 +169,7 @@ class Record:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: lengths and digests of the files, and the values of rows to come."""
         self.flush()
-        files = {name: [each.length, each.digest] for name, each in self._files.items()}
+        files = {name: [file.length, file.digest] for name, file in self._files.items()}
         first = self.epochs[0]["epoch"] if self.epochs else None
         return {**files, "first": first, "intervals": self.intervals.state_dict()}
 
@@ -204,8 +211,8 @@ class Record:
         if not file.go_back_to(*rows, is_wanted=lambda line: _is_row_before(line, iterations_done)):
             _LOG.warning("%s was changed since the checkpoint was saved; its complete lines are kept", file.path)
         self.read_epochs()
-        there = {line["epoch"] for line in self.epochs}
-        lost = (str(each) for each in expected if each not in there)
+        known = {line["epoch"] for line in self.epochs}
+        lost = (str(epoch) for epoch in expected if epoch not in known)
         missing = list(itertools.islice(lost, 1000))  # there may be any number
         if not is_whole and missing:
             _LOG.warning(

@@ -9,8 +9,8 @@ from typing import Any
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval
 from emrun.hook import Loop
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.streams import OfStreams
 
 
 class SavesExamples(OfStreams):
@@ -59,8 +59,8 @@ class SavesExamples(OfStreams):
             HookError: a check failed.
         """
         super().register_mainloop(main_loop)
-        others = [each for each in main_loop.hooks if type(each) is type(self) and each is not self]
-        if any(self.writes_same(each) for each in others):
+        others = [hook for hook in main_loop.hooks if type(hook) is type(self) and hook is not self]
+        if any(self.writes_same(other) for other in others):
             raise HookError(
                 f"two hooks {type(self).__name__} write to {self._given_root}; set another root_dir for one of them",
                 self._index,

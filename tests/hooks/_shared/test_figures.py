@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from emrun.base.errors import MissingExtra
-from emrun.hooks._parts.figures import DPI, check_matplotlib, drawn, figure, png
+from emrun.hooks._shared.figures import DPI, check_matplotlib, drawn, figure, png
 
 
 def picture(title="loss"):

@@ -16,13 +16,13 @@ from emrun.runs.stored_run import MISSING, StoredRun, number
 RUN = "run"
 """The column with the name of the run."""
 _OF_EPOCH = ("epoch", ITERATION, "seconds")
-Record = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 """Column -> a number, a plain value of the config, or a string; a column without a value is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """The records of runs.
+class RunTable:
+    """What runs have recorded, as rows of one table.
 
     Args:
         runs: name -> run.
@@ -43,17 +43,17 @@ class Records:
             UsageError: no run has recorded anything of the streams or variables that are asked for.
             StorageError: a file cannot be read.
         """
-        found: dict[str, None] = {}
+        columns: dict[str, None] = {}
         for run in self.runs.values():
-            records = (each.columns for each in run.steps()) if self.by_step else map(_record_of, run.epochs())
-            for keys in records:
-                found.update(dict.fromkeys(keys))
-        first = [ITERATION] if self.by_step else [each for each in _OF_EPOCH if each in found]
-        others = [each for each in found if each not in first]
+            rows = (chunk.columns for chunk in run.steps()) if self.by_step else map(_row_of, run.epochs())
+            for keys in rows:
+                columns.update(dict.fromkeys(keys))
+        first = [ITERATION] if self.by_step else [key for key in _OF_EPOCH if key in columns]
+        others = [key for key in columns if key not in first]
         self._check(others)
-        return [*([RUN] if len(self.runs) > 1 else []), *first, *[each for each in others if self._is_asked(each)]]
+        return [*([RUN] if len(self.runs) > 1 else []), *first, *[key for key in others if self._is_asked(key)]]
 
-    def rows(self, keys: Sequence[str]) -> Iterator[Record]:
+    def rows(self, keys: Sequence[str]) -> Iterator[TableRow]:
         """Yield a row for each epoch or step of each run, one after another.
 
         Args:
@@ -63,14 +63,15 @@ class Records:
             StorageError: a file cannot be read.
         """
         for name, run in self.runs.items():
-            of_run: Json = {RUN: name}
+            constants: Json = {RUN: name}
             for key in keys:
                 if key not in (RUN, *_OF_EPOCH) and "/" not in key:
                     value = run.value(key)
-                    of_run.update({key: value} if value is not MISSING else {})
-            records = _steps_of(run) if self.by_step else map(_record_of, run.epochs())
-            for record in records:
-                yield {**of_run, **record}
+                    if value is not MISSING:
+                        constants[key] = value
+            rows = _steps_of(run) if self.by_step else map(_row_of, run.epochs())
+            for row in rows:
+                yield {**constants, **row}
 
     def check_keys(self, keys: Sequence[str]) -> None:
         """Check that each key that is asked for has a value in at least one run.
@@ -78,38 +79,43 @@ class Records:
         Raises:
             UsageError: no run has it; the message has the nearest.
         """
-        there = [RUN, *self.keys()]
+        known = [RUN, *self.keys()]
         for key in keys:
-            if key not in there and all(run.value(key) is MISSING for run in self.runs.values()):
+            if key not in known and all(run.value(key) is MISSING for run in self.runs.values()):
                 raise UsageError(
                     f"{in_one_line(key)!r} is neither recorded nor a key of the "
-                    f"config{did_you_mean(key, there)} (--list-keys lists all)"
+                    f"config{did_you_mean(key, known)} (--list-keys lists all)"
                 )
 
     def _is_asked(self, key: str) -> bool:
-        asked = (("stream", self.streams), ("variable", self.variables))
-        return all(not names or any(self._is_of(key, what, each) for each in names) for what, names in asked)
+        for what, names in (("stream", self.streams), ("variable", self.variables)):
+            if names and not any(self._is_of(key, what, name) for name in names):
+                return False
+        return True
 
     def _is_of(self, key: str, what: str, name: str) -> bool:
         """Return whether a column is of a `stream`, or of a `variable`, whose name may contain slashes."""
-        own, _, rest = key.partition("/")
-        return own == name if what == "stream" else f"{key if self.by_step else rest}/".startswith(f"{name}/")
+        stream, _, rest = key.partition("/")
+        return stream == name if what == "stream" else f"{key if self.by_step else rest}/".startswith(f"{name}/")
 
-    def _check(self, there: Sequence[str]) -> None:
+    def _check(self, columns: Sequence[str]) -> None:
         if self.by_step and self.streams:
             raise UsageError("--stream: the steps are those of the train stream; leave it out")
-        asked = [("stream", each) for each in self.streams] + [("variable", each) for each in self.variables]
+        asked = [("stream", name) for name in self.streams] + [("variable", name) for name in self.variables]
         for what, name in asked:
-            if not any(self._is_of(key, what, name) for key in there):
-                parts = [key if self.by_step else key.split("/")[what == "variable"] for key in there]
-                known = [in_one_line(each) for each in dict.fromkeys(parts)]
+            if not any(self._is_of(key, what, name) for key in columns):
+                names = columns
+                if not self.by_step:
+                    level = 1 if what == "variable" else 0
+                    names = [key.split("/")[level] for key in columns]
+                known = [in_one_line(each) for each in dict.fromkeys(names)]
                 near = did_you_mean(name, known)
                 raise UsageError(
                     f"no run has recorded the {what} {in_one_line(name)!r}{near} (there are {listed(known)})"
                 )
 
 
-def _record_of(epoch: Json) -> Json:
+def _row_of(epoch: Json) -> Json:
     """Return a line of `metrics.jsonl` as a row: `stream/variable` is a mean or a plain number."""
     row = {name: epoch[name] for name in _OF_EPOCH if number(epoch.get(name)) is not None}
     for stream, variables in epoch["streams"].items():

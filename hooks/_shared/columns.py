@@ -31,15 +31,15 @@ def column(value: Any) -> Column:
     if isinstance(value, Tensor):
         value = value.detach()
         if is_nested(value):
-            return [column(each) for each in value.unbind()]
+            return [column(example) for example in value.unbind()]
         value = value.cpu()
         return np.asarray((value.float() if value.dtype is torch.bfloat16 else value).numpy())
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "biufc":
             return value
-        return [_entry(each) for each in value.tolist()]
-    entries = [_entry(each) for each in value]
-    shapes = {each.shape if isinstance(each, np.ndarray) else None for each in entries}
+        return [_entry(entry) for entry in value.tolist()]
+    entries = [_entry(entry) for entry in value]
+    shapes = {entry.shape if isinstance(entry, np.ndarray) else None for entry in entries}
     if len(shapes) == 1 and None not in shapes:
         return np.stack(entries)
     return entries
@@ -54,8 +54,8 @@ def _entry(value: Any) -> Any:
             raise ValueError(f"{value!r} has a lone surrogate, which cannot be written to a file") from None
         return str(value)
     if isinstance(value, list | tuple):
-        if value and any(isinstance(each, str | list | tuple) for each in value):
-            return [_entry(each) for each in value]
+        if value and any(isinstance(item, str | list | tuple) for item in value):
+            return [_entry(item) for item in value]
         value = np.asarray(value, dtype=None if len(value) else np.float64)
     array = column(value) if isinstance(value, Tensor) else np.asarray(value)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
@@ -96,4 +96,4 @@ def plain(values: Column) -> list[Any]:
     """Return a column as a list with plain Python values."""
     if isinstance(values, np.ndarray):
         return values.tolist()  # type: ignore[no-any-return]
-    return [each if isinstance(each, str) else plain(each) for each in values]
+    return [entry if isinstance(entry, str) else plain(entry) for entry in values]

@@ -39,9 +39,11 @@ def read(variables: Any, more: tuple[str, ...] = ()) -> dict[str, list[str]]:
             names = [wanted] if isinstance(wanted, str) else wanted
             if not isinstance(name, str) or not isinstance(names, Sequence) or not names:
                 raise ArgumentError("variables", f"{entry!r} is neither a name nor {{name: [aggregation, ...]}}")
-            for each in names:
-                _check_aggregation(each, (*RUNNING, *more))
-            aggregations.setdefault(name, []).extend(each for each in names if each not in aggregations.get(name, []))
+            for aggregation in names:
+                _check_aggregation(aggregation, (*RUNNING, *more))
+            aggregations.setdefault(name, []).extend(
+                aggregation for aggregation in names if aggregation not in aggregations.get(name, [])
+            )
     return aggregations
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from emrun.storage.code import files
 from emrun.storage.code.files import FORMAT, Code, sha256_of
-from emrun.storage.code.record import CodeRecord
+from emrun.storage.code.snapshot import CodeSnapshot
 
 
 def code_of(problems=(), packages=None, **sources):
@@ -29,7 +29,7 @@ def code_of(problems=(), packages=None, **sources):
 
 def recorded(directory, code):
     """Record the code of a run; return the names of the directories of its records."""
-    record = CodeRecord(directory, lambda: code)
+    record = CodeSnapshot(directory, lambda: code)
     record.begin()
     record.begin()
     record.end()
@@ -48,7 +48,7 @@ def test_tasks_are_done_one_after_another(tmp_path, monkeypatch):
     may_write, done = threading.Event(), []
     write_atomically = files.write_atomically
     monkeypatch.setattr(files, "write_atomically", lambda *each: (may_write.wait(60), write_atomically(*each)))
-    record = CodeRecord(tmp_path, lambda: (done.append("gathered"), code_of(net="width = 3"))[1])
+    record = CodeSnapshot(tmp_path, lambda: (done.append("gathered"), code_of(net="width = 3"))[1])
     record.begin()
     record.later(lambda: done.append((tmp_path / "code/record.json").exists()))
     may_write.set()
@@ -125,14 +125,14 @@ def test_an_error_is_a_warning(tmp_path, caplog):
 
 
 def test_a_file_system_that_does_not_answer_ends_neither_the_run_nor_its_wait(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("emrun.storage.code.record._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("emrun.storage.code.snapshot._LONGEST_WAIT", 0.0)
     answers, done = threading.Event(), []
 
     def gather():
         answers.wait(60)
         return code_of()
 
-    record = CodeRecord(tmp_path, gather)
+    record = CodeSnapshot(tmp_path, gather)
     record.begin()
     record.later(lambda: done.append("a batch"))
     record.end()

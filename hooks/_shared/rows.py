@@ -11,11 +11,11 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean, from_here
-from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import Column
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.prediction_files import FILES, PredictionFile
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.aside import Aside
+from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.prediction_files import FILES, PredictionFile
+from emrun.hooks._shared.streams import OfStreams
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)

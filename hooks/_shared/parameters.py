@@ -23,9 +23,9 @@ def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], module:
         ArgumentError: an expression matches none.
     """
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    for each in expressions:
-        if not any(each.search(name) for name in names):
-            raise ArgumentError(argument, f"{each.pattern!r} matches none of the parameters {few(names)}")
+    for expression in expressions:
+        if not any(expression.search(name) for name in names):
+            raise ArgumentError(argument, f"{expression.pattern!r} matches none of the parameters {few(names)}")
 
 
 def module_of(hook: str, model: Any) -> torch.nn.Module:
@@ -46,9 +46,9 @@ def module_of(hook: str, model: Any) -> torch.nn.Module:
 
 def suffix_of(model: Any, optimizer: Any) -> str:
     """Return what the names of values of an optimizer end with: `_NAME` if the model has several, else nothing."""
-    several = getattr(model, "optimizers", None) or {}
-    name = next((name for name, each in several.items() if each is optimizer), "")
-    return f"_{name}" if len(several) > 1 and name else ""
+    optimizers = getattr(model, "optimizers", None) or {}
+    name = next((name for name, other in optimizers.items() if other is optimizer), "")
+    return f"_{name}" if len(optimizers) > 1 and name else ""
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -63,16 +63,16 @@ def norms_of(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         tensors: the tensors, such as gradients; the norm of None and of an empty tensor is 0. If they are sharded, all
             ranks call this.
     """
-    wholes = [torch.zeros(0) if each is None else dense(each) for each in tensors]
+    wholes = [torch.zeros(0) if tensor is None else dense(tensor) for tensor in tensors]
     pieces = list(map(piece, wholes))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    found = [torch.zeros((), device=each.device) for each in pieces]
-    for index, each in enumerate(pieces):
-        if each.numel():
-            groups.setdefault((each.device, each.dtype), []).append(index)
+    all_norms = [torch.zeros((), device=tensor.device) for tensor in pieces]
+    for index, tensor in enumerate(pieces):
+        if tensor.numel():
+            groups.setdefault((tensor.device, tensor.dtype), []).append(index)
     for (_, dtype), indices in groups.items():
         exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         norms = torch._foreach_norm([pieces[index] for index in indices], 2, exact)
         for index, norm in zip(indices, norms, strict=True):
-            found[index] = norm
-    return norms_of_all(found, wholes)
+            all_norms[index] = norm
+    return norms_of_all(all_norms, wholes)

@@ -1,10 +1,10 @@
-"""The record of what a run is made from, written by a thread: the directories `code`, `code-2`, ... of the run."""
+"""Snapshots of what a run is made from, written by a thread: the directories `code`, `code-2`, ... of the run."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from threading import Thread
 
@@ -20,11 +20,11 @@ _MOMENT = 0.05  # seconds that the first batch may wait
 _LONGEST_WAIT = 6.0  # seconds; git ends after five, unless a file system does not answer
 
 
-class CodeRecord:
-    """Records what a run is made from, in a thread: when a run begins, and at a resume if something has changed.
+class CodeSnapshot:
+    """Writes what a run is made from, in a thread: when a run begins, and at a resume if something has changed.
 
-    The first record is the directory `code`, later ones are `code-2`, `code-3`, ... What goes wrong is in the record
-    and in the log; it never ends the run.
+    The first snapshot is the directory `code`, later ones are `code-2`, `code-3`, ... What goes wrong is in the
+    snapshot and in the log; it never ends the run.
 
     Args:
         directory: the run directory.
@@ -71,44 +71,49 @@ class CodeRecord:
 
     def _record(self) -> None:
         code = self._gather()
-        number, newest = max(code_records(self._run), default=(0, self.directory))
+        number, newest = max(code_snapshots(self._run), default=(0, self.directory))
         before = read_code(newest) if number else None
-        found = changes(before, code.record) if before is not None else ([], [])
-        if self._is_given_up or (before is not None and not any(found)):
+        differences = changes(before, code.record) if before is not None else ([], [])
+        if self._is_given_up or (before is not None and not any(differences)):
             return
         place = self._run / (f"code-{number + 1}" if number else "code")
         write_code(place, code)
-        if any(found):
-            level = logging.WARNING if found[0] else logging.INFO
+        if any(differences):
+            level = logging.WARNING if differences[0] else logging.INFO
             text = "the code has changed since the run began or was resumed: %s; see %s"
-            _LOG.log(level, text, few([*found[0], *found[1]], _LONGEST), place)
+            _LOG.log(level, text, few([*differences[0], *differences[1]], _LONGEST), place)
         if code.record["problems"]:
             _LOG.warning("%s is not complete: %s", place, few(code.record["problems"], _LONGEST))
 
 
-def code_records(run_directory: Path) -> list[tuple[int, Path]]:
+def code_snapshots(run_directory: Path) -> list[tuple[int, Path]]:
     """Return the directories `code`, `code-2`, ... of a run that are complete, in order; links are not followed."""
-    places = ((number, run_directory / (f"code-{number}" if number > 1 else "code")) for number in count(1))
-    return list(takewhile(lambda each: (each[1] / RECORD).exists() and not each[1].is_symlink(), places))
+    snapshots = []
+    for number in count(1):
+        place = run_directory / (f"code-{number}" if number > 1 else "code")
+        if place.is_symlink() or not (place / RECORD).exists():
+            break
+        snapshots.append((number, place))
+    return snapshots
 
 
 def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
-    """Return the modules and versions that differ from the newest record of a run, in words, and the record's path.
+    """Return the modules and versions that differ from the newest snapshot of a run, in words, and its directory.
 
     Args:
-        run_directory: the run directory; without a readable record in it, nothing differs.
+        run_directory: the run directory; without a readable snapshot in it, nothing differs.
         code: what there is now.
 
     Raises:
-        StorageError: the record cannot be read.
+        StorageError: the snapshot cannot be read.
     """
-    _, place = max(code_records(run_directory), default=(0, run_directory / "code"))
+    _, place = max(code_snapshots(run_directory), default=(0, run_directory / "code"))
     before = read_code(place)
     return ([] if before is None else changes(before, code.record)[0]), place
 
 
 def remove_code(run_directory: Path) -> None:
-    """Delete the files that the records `code`, `code-2`, ... of a run name, and directories that are empty then."""
-    for _, path in code_records(run_directory):
+    """Delete the files that the snapshots `code`, `code-2`, ... of a run name, and directories that are empty then."""
+    for _, path in code_snapshots(run_directory):
         with storing(path, "delete"):
-            remove_files([path / each for each in recorded_files(path)], path)
+            remove_files([path / file for file in recorded_files(path)], path)

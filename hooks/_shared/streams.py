@@ -57,7 +57,7 @@ class OfStreams(AbstractHook):
     @property
     def _index(self) -> int:
         """The place of the hook in the config."""
-        return [each is self for each in self.main_loop.hooks].index(True)
+        return [hook is self for hook in self.main_loop.hooks].index(True)
 
     def looks_at(self, stream: str) -> bool:
         """Return whether a stream is read."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.hooks._parts.examples import file_stem
+from emrun.hooks._shared.examples import file_stem
 
 
 def test_a_plain_id_is_its_file():

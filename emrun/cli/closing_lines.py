@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from emrun.training.build import Training
 
 
-def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]:
+def closing_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]:
     """Yield the last lines of a finished run.
 
     Args:

@@ -40,37 +40,37 @@ _MOST_NAMES = 5
 
 
 @dataclass
-class Sorted:
+class RunFiles:
     """What is in a run directory.
 
     Args:
-        own: files and links that the run has written, those without which the directory is not a run last.
+        files: files and links that the run has written, those without which the directory is not a run last.
         folders: folders of the run, each after those in it.
         others: what else is there; of a folder that is a mount point or a link, or that cannot be read, only itself.
     """
 
-    own: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
 
     @classmethod
-    def of(cls, directory: Path) -> Sorted:
+    def of(cls, directory: Path) -> RunFiles:
         """Look at a run directory.
 
         Raises:
             ReadTimeout: the file system does not return a file in time.
         """
-        found = cls()
-        mounts = {each for each in _mount_points() if each.is_relative_to(directory.resolve())}
-        found._add(directory, directory, _Names(directory), mounts)
-        found.own.sort(key=lambda path: path.name in (CONFIG, TRACE) and path.parent == directory)
-        return found
+        content = cls()
+        mounts = {mount for mount in _mount_points() if mount.is_relative_to(directory.resolve())}
+        content._add(directory, directory, _Names(directory), mounts)
+        content.files.sort(key=lambda path: path.name in (CONFIG, TRACE) and path.parent == directory)
+        return content
 
     def _add(self, folder: Path, run: Path, names: _Names, mounts: set[Path]) -> None:
         """Add what is in a folder of a run."""
         try:
             with os.scandir(folder) as entries:
-                inside = sorted(entries, key=lambda each: each.name)
+                inside = sorted(entries, key=lambda entry: entry.name)
         except OSError:
             self.others.append(folder)
             return
@@ -89,7 +89,7 @@ class Sorted:
                 elif not is_hidden and entry.name not in FOREIGN:
                     self.others.append(path)
             elif not is_mount and names.has(place, entry):
-                self.own.append(path)
+                self.files.append(path)
             elif not is_hidden and place not in LOCK_FILES:
                 self.others.append(path)
 
@@ -120,16 +120,16 @@ class _Names:
             return name in (*files_of(folder / FILE), *files_to_resume(folder))
         if folder.parent == self._directory / _FAILURES and not folder.name.startswith("."):
             return name in files_of(folder / _FAILURE)
-        return any(self._is_own(each) for each in (place, _complete(place)))
+        return any(self._is_own(candidate) for candidate in (place, _complete(place)))
 
     def _is_own(self, place: str) -> bool:
-        return bool(_FILES.fullmatch(place)) or any(each.fullmatch(place) for each in self._patterns)
+        return bool(_FILES.fullmatch(place)) or any(pattern.fullmatch(place) for pattern in self._patterns)
 
     def has_folder(self, place: str) -> bool:
         """Return whether a folder has a name of the run, or files of the run may be in it."""
         complete = _complete(place)
-        is_within = any(each.fullmatch(f"{complete}/-") for each in self._patterns)
-        is_above = any(each.fullmatch(complete) for each in self._folders)
+        is_within = any(pattern.fullmatch(f"{complete}/-") for pattern in self._patterns)
+        is_above = any(pattern.fullmatch(complete) for pattern in self._folders)
         return is_within or is_above or bool(_FOLDERS.fullmatch(place))
 
 
@@ -163,15 +163,15 @@ def remove_run(directory: Path, *, keeps_directory: bool = False) -> list[Path]:
         StorageError: something cannot be deleted.
     """
     check_owner(directory / TRACE)
-    found = Sorted.of(directory)
-    if not found.others:
+    content = RunFiles.of(directory)
+    if not content.others:
         locks = [] if keeps_directory else [directory / name for name in LOCK_FILES]
         with storing(directory, "delete"):
-            remove_files([*found.own, *locks], directory)
-            remove_empty(found.folders)
+            remove_files([*content.files, *locks], directory)
+            remove_empty(content.folders)
             if not keeps_directory:
                 remove_empty([directory])
-    return found.others
+    return content.others
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
@@ -183,7 +183,7 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 def others_shown(directory: Path, others: Sequence[Path]) -> str:
     """Return why a directory is not removed, in words."""
-    names = [in_one_line(str(each.relative_to(directory)), 40) for each in others]
+    names = [in_one_line(str(path.relative_to(directory)), 40) for path in others]
     more = ["..."] if len(names) > _MOST_NAMES else []
     shown = listed([*names[:_MOST_NAMES], *more])
     return (
