@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,10 +25,9 @@ from emrun.ranks.shares import like, rows_in
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
-_WEIGHTS = ("loss_weight", "example_weight")
-"""The outputs with weights of the examples."""
 
 Outputs = Mapping[str, Any]
+Run = Callable[[Batch, bool, str], Outputs]
 Report = Callable[..., None]
 
 
@@ -46,7 +45,7 @@ class Stages:
     """Calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it."""
     accept: Callable[[Batch], Batch | None]
     """Checks such a batch; returns the batch for the model, None to leave it out."""
-    run: Callable[[Batch, bool, str], Outputs]
+    run: Run
     """Runs the model."""
     after_batch: Report | None
     """Calls `after_batch` of the hooks."""
@@ -54,16 +53,19 @@ class Stages:
     """The same for a batch with which the training may reach a limit."""
     limit: float
     """The least number of iterations with which the training may reach a limit."""
-    note_length: Callable[[], None] | None
-    """Notes the length of the batch, for `after_epoch_profile`."""
-    count_examples: Callable[[], None] | None
-    """Counts the examples that the model was trained on."""
     record_step: Callable[[], None] | None
     """Records the step in `steps.jsonl`."""
     name_batch: Callable[[BaseException], None]
     """Names the batch in an error of the model about the batch."""
     shares: StreamShares | None
     """Gives this rank its share of each batch; None for one rank."""
+
+
+@dataclass(eq=False, slots=True)
+class _AtWork:
+    """The batch to keep if anything fails; None between two batches."""
+
+    batch: Batch | None = None
 
 
 class BatchLoop:
@@ -142,12 +144,9 @@ class BatchLoop:
         name = stream.name
 
         # checks and hooks
-        if parts.at_work.failed_event is not None:
-            parts.at_work.forget_failure()
+        parts.at_work.forget_failure()
         check = parts.checks.begin(name, ", ".join(callbacks.changers))
-        name_batch = parts.checks.name_batch
         accept = self._accepting()
-        before_batch = self._before_batch()
         after_batch: Report | None = None
         if callbacks.listens("after_batch"):
             after_batch = partial(callbacks.notify, "after_batch")
@@ -155,21 +154,20 @@ class BatchLoop:
 
         # what is timed
         batches: Iterable[Batch] = stream
-        run = parts.model.run
-        note_length = None
+        run: Run = parts.model.run
         profiling = callbacks.profiling
         if profiling is not None:
             batches = profiling.batches_of(name, batches)
             run = profiling.run_of(name, run)
             if after_batch is not None:
                 after_batch = profiling.report_of(name, after_batch)
-            note_length = profiling.note_length_of(name)
 
         # what is recorded
         before_first_step = self._before_first_step(stream, train=train) if parts.run is not None else None
-        count_examples = parts.time.count if train and parts.time.counts_examples else None
         record_step = parts.steps.begin_stream() if train and parts.has_run else None
         limit = parts.length.begin_stream(train=train)
+        if train and parts.time.counts_examples:
+            run = parts.time.counting_examples(run)
         if train and parts.length.budgets:
             run = parts.time.agreeing(run)
         if self._slow_start is None:
@@ -188,16 +186,14 @@ class BatchLoop:
             batches=batches,
             check=check,
             before_first_step=before_first_step,
-            before_batch=before_batch,
+            before_batch=self._before_batch(),
             accept=accept,
             run=run,
             after_batch=after_batch,
             last_after_batch=partial(callbacks.end_training, after_batch),
             limit=limit,
-            note_length=note_length,
-            count_examples=count_examples,
             record_step=record_step,
-            name_batch=name_batch,
+            name_batch=parts.checks.name_batch,
             shares=shares,
         )
 
@@ -233,31 +229,24 @@ class BatchLoop:
 
     def _run_batches(self, stream: StreamWrapper, stages: Stages, *, train: bool) -> int:
         """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""
+        # as locals, which are read fastest
         progress = self._parts.progress
         requests = self._parts.requests
         model = self._parts.model
         name = stream.name
-        check = stages.check
         before_step = stages.before_first_step
         before_batch = stages.before_batch
         run = stages.run
         after_batch = stages.after_batch
-        note_length = stages.note_length
-        count_examples = stages.count_examples
         record_step = stages.record_step
-        note_outputs = None  # those of the last training batch, if its examples have weights
         limit = stages.limit
         has_windows = train and model.iterations_per_update > 1
         window = None  # the last batch of a window that is open
-        at_work = None  # the batch to keep if anything below fails
-        is_first = True
-        evaluated = 0
-        iterations = progress.iterations_done
-        try:
-            for batch in stages.batches:
-                if not check(batch):
-                    continue
-                at_work = batch
+        at_work = _AtWork()
+        done = 0
+        with self._blaming(at_work, stream, stages, train=train):
+            for batch in filter(stages.check, stages.batches):
+                at_work.batch = batch
                 if before_step is not None:
                     before_step(batch)
 
@@ -265,19 +254,17 @@ class BatchLoop:
                 if before_batch is not None:
                     changed = before_batch(stream_name=name, batch=batch)
                     if changed is not None:
-                        at_work = None
+                        at_work.batch = None
                         accepted = stages.accept(changed)
                         if accepted is None:
                             continue
-                        at_work = batch = accepted  # noqa: PLW2901 - the stream has its own variable
+                        at_work.batch = batch = accepted  # noqa: PLW2901 - the stream has its own variable
 
                 # the model
                 outputs = run(batch, train, name)
-                if is_first:
-                    is_first = False
-                    before_step = self._end_first_batch(outputs, train=train)
-                    if train and any(outputs.get(name) is not None for name in _WEIGHTS):
-                        note_outputs = self._parts.loss.note
+                if not done:
+                    before_step, run = self._end_first_batch(run, outputs, train=train)
+                done += 1
                 if train:
                     progress.iterations_done += 1  # here, because a call would cost as much as a hook
                     if has_windows and model.is_accumulating:
@@ -286,40 +273,35 @@ class BatchLoop:
                         progress.updates_done += 1
                     if progress.iterations_done >= limit:
                         after_batch = stages.last_after_batch
-                else:
-                    evaluated += 1
 
-                # hooks that get the outputs, and what the loop notes
+                # hooks that get the outputs, and the step log
                 try:
                     if after_batch is not None:
                         after_batch(stream_name=name, batch_data={**batch, **outputs})
                 finally:  # also if a hook ends the training
-                    if note_length is not None:
-                        note_length()
-                    if count_examples is not None:
-                        count_examples()
                     if record_step is not None:
                         record_step()
-                    if note_outputs is not None:
-                        note_outputs(outputs)
-                at_work = None
+                at_work.batch = None
                 if requests.pending and self._leaves(stream, train=train):
                     break
-        except BaseException as error:  # user code may also call sys.exit
-            if at_work is not None:
-                self._blame(error, at_work, stream, stages, train=train)
-            raise
         if train and model.is_accumulating:
             self._close_window(window, stream, stages)
-        return progress.iterations_done - iterations if train else evaluated
+        return done
 
-    def _end_first_batch(self, outputs: Outputs, *, train: bool) -> Callable[[Batch], None] | None:
-        """Look at what the first batch of a stream shows; return what to call before each later step."""
+    def _end_first_batch(
+        self, run: Run, outputs: Outputs, *, train: bool
+    ) -> tuple[Callable[[Batch], None] | None, Run]:
+        """Look at what the first batch of a stream shows.
+
+        Returns:
+            What to call before each later step, and what runs the model in it.
+        """
         parts = self._parts
         restore_logging()
         parts.checks.check_outputs(outputs)
         if train:
             parts.checks.check_step_values()
+            run = parts.loss.noting(run, outputs)
         before_step = None
         if parts.run is not None:
             before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
@@ -328,19 +310,26 @@ class BatchLoop:
         self.end_slow_start()
         if train and parts.shares is not None:
             parts.shares.log_shares()
-        return before_step
+        return before_step, run
 
-    def _blame(self, error: BaseException, batch: Batch, stream: StreamWrapper, stages: Stages, *, train: bool) -> None:
-        """Name the batch in an error that it has caused, and keep the step."""
+    @contextmanager
+    def _blaming(self, at_work: _AtWork, stream: StreamWrapper, stages: Stages, *, train: bool) -> Iterator[None]:
+        """A block whose errors name the batch at work, which is kept with its step."""
         parts = self._parts
-        stages.name_batch(error)
-        if parts.failures.directory is None or isinstance(error, RankFailed):
-            return
         try:
-            parts.checkpointer.wait()
-        except Exception as saving_error:  # the training must end with the failure of the step
-            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
-        parts.failures.keep(error, batch, stream, train=train)
+            yield
+        except BaseException as error:  # user code may also call sys.exit
+            if at_work.batch is None:
+                raise
+            stages.name_batch(error)
+            if parts.failures.directory is None or isinstance(error, RankFailed):
+                raise
+            try:
+                parts.checkpointer.wait()
+            except Exception as saving_error:  # the training must end with the failure of the step
+                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
+            parts.failures.keep(error, at_work.batch, stream, train=train)
+            raise
 
     def _leaves(self, stream: StreamWrapper, *, train: bool) -> bool:
         """After a batch, save what is requested; return whether the loop leaves the stream."""
@@ -356,14 +345,10 @@ class BatchLoop:
 
     def _close_window(self, window: Window | None, stream: StreamWrapper, stages: Stages) -> None:
         """Make the update of a window that the end of the epoch has left open."""
-        with self._parts.failures.closing(window):
-            try:
-                self.finish_update()
-                self._parts.callbacks.end_training()
-            except BaseException as error:
-                if window is not None:
-                    self._blame(error, window.batch, stream, stages, train=True)
-                raise
+        at_work = _AtWork(None if window is None else window.batch)
+        with self._parts.failures.closing(window), self._blaming(at_work, stream, stages, train=True):
+            self.finish_update()
+            self._parts.callbacks.end_training()
 
     def finish_update(self) -> None:
         """Make the update of the last window of an epoch, which has fewer batches than the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.arguments import check_choice
@@ -14,7 +14,7 @@ from emrun.hook import TrainingAborted
 from emrun.loop.progress import Progress
 from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
-from emrun.ranks.parts import weighs_nothing
+from emrun.ranks.parts import loss_weights, weighs_nothing
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,9 +56,22 @@ class LossWatch:
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
         return f"the loss was {kind} {when}"
 
-    def note(self, outputs: Mapping[str, Any]) -> None:
-        """Keep the outputs of a training batch whose examples have weights."""
+    def noting(self, run: Callable[..., Any], outputs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a function that runs the model on a training batch, and keeps the outputs if examples have weights.
+
+        Args:
+            run: runs the model.
+            outputs: those of the first batch, which show whether examples have weights.
+        """
+        if loss_weights(outputs) is None:
+            return run
         self._outputs = outputs
+
+        def noted(*arguments: Any) -> Any:
+            self._outputs = run(*arguments)
+            return self._outputs
+
+        return noted
 
     def look(self) -> None:
         """Check the losses of the iterations since the last call: the last one, and those that are still recorded.
