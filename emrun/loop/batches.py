@@ -25,6 +25,8 @@ from emrun.ranks.shares import like, rows_in
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
+_WEIGHTS = ("loss_weight", "example_weight")
+"""The outputs with weights of the examples."""
 
 Outputs = Mapping[str, Any]
 Run = Callable[[Batch, bool, str], Outputs]
@@ -144,7 +146,8 @@ class BatchLoop:
         name = stream.name
 
         # checks and hooks
-        parts.at_work.forget_failure()
+        if parts.at_work.failed_event is not None:
+            parts.at_work.forget_failure()
         check = parts.checks.begin(name, ", ".join(callbacks.changers))
         accept = self._accepting()
         after_batch: Report | None = None
@@ -301,6 +304,7 @@ class BatchLoop:
         parts.checks.check_outputs(outputs)
         if train:
             parts.checks.check_step_values()
+        if train and any(outputs.get(name) is not None for name in _WEIGHTS):
             run = parts.loss.noting(run, outputs)
         before_step = None
         if parts.run is not None:

@@ -22,9 +22,8 @@ from emrun.loop.requests import LATEST, CheckpointRequests, Requested
 from emrun.loop.snapshot import Copy
 from emrun.ranks.group import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
-from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.commits import Names, commit, go_back_to
 from emrun.storage.checkpoints.manifest import free_place, is_directory_name, share_names
-from emrun.storage.checkpoints.names import Names, go_back_to
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)

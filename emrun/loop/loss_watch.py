@@ -14,7 +14,7 @@ from emrun.hook import TrainingAborted
 from emrun.loop.progress import Progress
 from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
-from emrun.ranks.parts import loss_weights, weighs_nothing
+from emrun.ranks.parts import weighs_nothing
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,14 +57,12 @@ class LossWatch:
         return f"the loss was {kind} {when}"
 
     def noting(self, run: Callable[..., Any], outputs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a function that runs the model on a training batch, and keeps the outputs if examples have weights.
+        """Return a function that runs the model on a training batch whose examples have weights, and keeps the outputs.
 
         Args:
             run: runs the model.
-            outputs: those of the first batch, which show whether examples have weights.
+            outputs: those of the batch before.
         """
-        if loss_weights(outputs) is None:
-            return run
         self._outputs = outputs
 
         def noted(*arguments: Any) -> Any:

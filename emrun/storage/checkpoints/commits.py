@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import shlex
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
-from emrun.base.wording import did_you_mean, from_here, listed
+from emrun.base.wording import listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
+    FILE,
     Contents,
     free_place,
+    is_directory_name,
     readable_manifest,
     seal_manifest,
-    verify,
 )
-from emrun.storage.checkpoints.names import Names
 from emrun.storage.files import (
     check_owner,
     flush_directory,
     flush_lines,
+    link_atomically,
+    remove_files,
     storing,
     written_aside,
 )
+from emrun.storage.sealed import files_of
 
 _LOG = logging.getLogger(__name__)
-
-DEFAULTS = ("best", "latest")  # the names that are tried in this order if no name is given
 
 
 def commit(
@@ -90,115 +90,196 @@ def commit(
     return place
 
 
-def find(root: Path, name: str | None = None) -> Path:
-    """Return the directory of a run's checkpoint.
+def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> None:
+    """Make a checkpoint the latest one, and restore the names to the time when it was saved.
+
+    The checkpoint gets `latest` and its own names. Names of later checkpoints go back to the checkpoints that had them
+    at that time, or are removed; missing names are created again. The names of that time are those that the
+    checkpoint's state recorded, else those in the manifests that are not later.
+
+    Args:
+        place: the checkpoint, intact.
+        recorded: name -> directory, as the checkpoint's state recorded them; None if it has no record.
+        known: the present names, if the caller has them; None to read them.
+    """
+    if known is None or not _is_same(known.root, place.parent):
+        known = Names(place.parent)
+    root = known.root
+    with storing(root, "update the checkpoint names in"):
+        current = known.current()
+        here = Contents.of(root)
+        manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
+        own = manifests[place.name]
+        later = {name for name, manifest in manifests.items() if manifest.commit > own.commit}
+        then = {name: path for path, manifest in manifests.items() if path not in later for name in manifest.names}
+        if recorded is not None:
+            found = {name: path for name, path in recorded.items() if path in here.own and path not in later}
+            then = {**{name: path for name, path in then.items() if name in recorded}, **found}
+        moved = {*later, *([place.name] if recorded is not None else [])}  # to `place` without a new checkpoint
+        moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
+        given_up = []
+        for name, path in current.items():
+            if path in later and name not in then and name != "latest":
+                _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
+                given_up.append(name)
+            elif recorded is not None and name not in recorded and path not in {*later, place.name}:
+                given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
+        missing = sorted(name for name in moves if name not in current and name != "latest")
+    if missing:
+        _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
+    known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
+
+
+class Names:
+    """The names of a run's checkpoints and the number of commits, kept in memory by the process that writes the run.
+
+    There may be thousands of names, so they are read again only if the times of the directory show that another process
+    changed it.
+
+    A checkpoint is deleted only if a move takes its last name, or if a failed commit left it without a first name. An
+    empty directory `.tmp-<checkpoint>` marks such a checkpoint beforehand, so that the next process can delete it if
+    this one is killed. Other checkpoints without a name are not deleted: a copy of the run may have lost the links.
 
     Args:
         root: the directory of the run's checkpoints.
-        name: the checkpoint's name or directory name; None for `best` or, if that is missing, `latest`.
-
-    Raises:
-        UsageError: the checkpoint does not exist; the message lists those that do.
     """
-    here = Contents.of(root)
-    candidates = (name,) if name else DEFAULTS
-    for candidate in candidates:
-        path = root / candidate
-        if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
-            place = path.resolve()
-            if place.parent != root.resolve():
-                raise StorageError(errno.ELOOP, f"{path} leads to {place}, which is not beside it")
-            return place
-    manifests = {} if here.links or here.others else here.manifests(root)  # a copy of the run may have lost the links
-    for candidate in candidates:
-        named = [place for place, manifest in manifests.items() if candidate in manifest.names]
-        if named:
-            return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
-    names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    names = [each for each in names if not each.startswith(".")]
-    wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"
-    raise UsageError(f"{root}: {wanted} available: {listed(names)}")
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commits = 0
+        """The highest commit number of the checkpoints."""
+        self._of: dict[str, str] = {}
+        self._asides: list[str] = []  # left behind by killed processes and failed commits
+        self._expected: Path | None = None  # marks the checkpoint that is committed and has no name yet
+        self._seen: tuple[int, ...] | None = None
+
+    def current(self) -> dict[str, str]:
+        """Return name -> directory, without broken links."""
+        self.look()
+        return dict(self._of)
+
+    def look(self) -> None:
+        """Read the directory if another process has changed it."""
+        if self._seen is not None and self._seen == _times_of(self.root):
+            return
+        self._seen = _times_of(self.root)
+        here = Contents.of(self.root)
+        self._of = {name: target for name, target in here.links.items() if target in here.own}
+        self._asides = here.asides
+        self._expected = None
+        self.commits = max((_commit_of(self.root / name) for name in here.own), default=0)
+
+    def expect(self, place: Path) -> None:
+        """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
+        self.commits += 1
+        self._seen = None
+        self._expected = self.root / f"{ASIDE}{place.name}"
+        _make_aside(self._expected)
+
+    def give_up_expecting(self) -> None:
+        """Remove the mark of `expect` if the checkpoint was not committed."""
+        if self._expected is not None and not (self.root / self._expected.name.removeprefix(ASIDE)).exists():
+            with suppress(OSError):
+                self._expected.rmdir()
+            self._expected = None
+
+    def move(self, names: Mapping[str, str], given_up: Iterable[str] = (), *, deletes: bool = True) -> None:
+        """Give names to checkpoints, remove other names, and delete the checkpoints that lose their last name.
+
+        Args:
+            names: name -> directory.
+            given_up: names to remove; those that are also in `names` stay.
+            deletes: whether to delete the checkpoints that lose their last name.
+
+        Raises:
+            StorageError: the operation failed; the next move deletes the checkpoints that this one did not delete.
+        """
+        root = self.root
+        given_up = [name for name in given_up if name not in names]
+        self._seen = None
+        with storing(root, "update the checkpoint names in"):
+            before = {self._of[name] for name in (*names, *given_up) if name in self._of}
+            for name in given_up:
+                self._of.pop(name, None)
+            self._of.update(names)
+            nameless = before - set(self._of.values()) if deletes else set()
+            for each in nameless:
+                _make_aside(root / f"{ASIDE}{each}")
+            for name, directory in names.items():
+                link_atomically(root / name, directory)
+            flush_directory(root)
+        with storing(root, "delete old checkpoints in"):
+            for name in given_up:
+                (root / name).unlink(missing_ok=True)
+            if self._expected is not None:
+                self._expected.rmdir()
+            if nameless or self._asides:
+                self._delete(nameless)
+            self._seen = _times_of(root)
+            self._expected = None
+
+    def _delete(self, nameless: Iterable[str]) -> None:
+        """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
+        root = self.root
+        named = set(Contents.of(root).links.values())
+        unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
+        for each in (*nameless, *filter(is_directory_name, unfinished)):
+            place = root / each
+            if each in named or not place.is_dir():
+                continue
+            own = _own_files(place)
+            if set(place.iterdir()) <= set(own):
+                place.rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
+            else:
+                remove_files(own, place)
+                _LOG.warning("%s stays, with files that the run has not written", place)
+        for name in (*self._asides, *(f"{ASIDE}{each}" for each in nameless)):
+            if (root / name).exists():
+                shutil.rmtree(root / name)
+        self._asides = []
 
 
-def newest(root: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, and log a warning about newer ones that are damaged.
-
-    Returns:
-        None if the run has no checkpoint.
-
-    Raises:
-        StorageError: all checkpoints are damaged.
-        StateError: a field of the newest manifest has an invalid value.
-    """
-    here = Contents.of(root)
-    manifests = here.manifests(root)
-
-    def order(name: str) -> tuple[int, str]:
-        """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
-        before = [each.commit for other, each in manifests.items() if other <= name]
-        own = manifests.get(name)
-        return max(before, default=0) if own is None else own.commit, name
-
-    damaged: list[str] = []
-    for place in [root / name for name in sorted(here.own, key=order, reverse=True)]:
-        try:
-            verify(place)
-        except ReadTimeout:
-            raise
-        except StorageError as error:
-            if not place.is_dir():
-                return newest(root)  # the run is still writing and deleted it: there is a newer one
-            damaged.append(str(error))
-            continue
-        for message in damaged:
-            _LOG.warning("%s; continuing from %s instead", message, place.name)
-        return place
-    if damaged:
-        raise StorageError("\n  ".join((f"no checkpoint of {root} is intact:", *damaged)))
-    return None
+def _own_files(place: Path) -> list[Path]:
+    """Return the files of a checkpoint, the manifest first; a folder or pipe with their name is not of the run."""
+    files = [place / name for name in files_of(place / FILE)]
+    return [each for each in files if each.is_file() and not each.is_symlink()]
 
 
-def check_names(root: Path) -> None:
-    """Check that the names of a run's checkpoints are links.
-
-    Raises:
-        UsageError: some are directories, as in a copy of the run that followed links.
-    """
-    here = Contents.of(root)
-    known = list(here.manifests(root).values()) if here.others else []
-    ways = []
-    for name in sorted(here.others):
-        place = from_here(root / name)
-        manifest = readable_manifest(root / name)
-        shown = shlex.quote(str(place))
-        if manifest is not None and manifest not in known:  # the only copy of a checkpoint
-            ways.append(f"mv {shown} {shlex.quote(str(free_place(place.parent, manifest.iteration)))}")
-            known.append(manifest)
-        elif manifest is not None or not any((root / name).iterdir()):
-            ways.append(f"rm -r {shown}")
-        else:
-            ways.append(f"move {shown} elsewhere: it is not a checkpoint")
-    if ways:
-        raise UsageError(
-            f"{from_here(root)} has directories instead of links, as a copy that followed links has: it can be "
-            f"evaluated, but not resumed. Copy the run again with `cp -a`, or do this: {'; '.join(ways)}"
-        )
+def _make_aside(aside: Path) -> None:
+    """Make the empty directory that marks a checkpoint to be deleted; the checkpoint is renamed to it."""
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+    aside.mkdir()
 
 
-def note_intact(error: StorageError, root: Path) -> None:
-    """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
-    if isinstance(error, ReadTimeout):
-        return
-    found = []
-    here = Contents.of(root)
-    names = {target: name for name, target in sorted(here.links.items())}
-    for each in sorted((*here.own, *here.others)):
-        with suppress(StorageError, StateError):
-            verify(root / each)
-            found.append(names.get(each, each))
-    error.add_note(f"intact checkpoints: {listed(found)}")
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
-def is_unfinished(root: Path) -> bool:
-    """Return whether a process was killed while it wrote a checkpoint."""
-    return bool(Contents.of(root).asides)
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())
+
+
+def _times_of(directory: Path) -> tuple[int, ...] | None:
+    """Return values that differ after a change of the directory's entries; None if the directory is missing."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _commit_of(place: Path) -> int:
+    """Return the commit number of a checkpoint; 0 if it is damaged or another process deletes it."""
+    with suppress(FileNotFoundError):
+        found = place.stat()
+        return _known_commit_of(place, found.st_ino, found.st_mtime_ns)
+    return 0
+
+
+@cache
+def _known_commit_of(place: Path, inode: int, changed: int) -> int:
+    """Return the same; the manifest is not read again while the directory has not changed."""
+    manifest = readable_manifest(place)
+    return 0 if manifest is None else manifest.commit
