@@ -31,6 +31,7 @@ _WEIGHTS = ("loss_weight", "example_weight")
 Outputs = Mapping[str, Any]
 Run = Callable[[Batch, bool, str], Outputs]
 Report = Callable[..., None]
+BeforeStep = Callable[[Batch], None] | None
 
 
 @dataclass(eq=False)
@@ -41,7 +42,7 @@ class Stages:
     """The batches of the stream."""
     check: Callable[[Batch], int]
     """Checks a batch; returns 0 to leave it out."""
-    before_first_step: Callable[[Batch], None] | None
+    before_first_step: BeforeStep
     """Keeps the random states for `emrun replay`, and the checksum of the first batch."""
     before_batch: Callable[..., Batch | None] | None
     """Calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it."""
@@ -63,7 +64,7 @@ class Stages:
     """Gives this rank its share of each batch; None for one rank."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _AtWork:
     """The batch to keep if anything fails; None between two batches."""
 
@@ -200,7 +201,7 @@ class BatchLoop:
             shares=shares,
         )
 
-    def _before_first_step(self, stream: StreamWrapper, *, train: bool) -> Callable[[Batch], None]:
+    def _before_first_step(self, stream: StreamWrapper, *, train: bool) -> BeforeStep:
         """Return what is called with the batches of a stream until the model has run on the first one."""
         parts = self._parts
         parts.failures.begin_stream(stream, train=train)
@@ -291,9 +292,7 @@ class BatchLoop:
             self._close_window(window, stream, stages)
         return done
 
-    def _end_first_batch(
-        self, run: Run, outputs: Outputs, *, train: bool
-    ) -> tuple[Callable[[Batch], None] | None, Run]:
+    def _end_first_batch(self, run: Run, outputs: Outputs, *, train: bool) -> tuple[BeforeStep, Run]:
         """Look at what the first batch of a stream shows.
 
         Returns:
@@ -304,16 +303,16 @@ class BatchLoop:
         parts.checks.check_outputs(outputs)
         if train:
             parts.checks.check_step_values()
-        if train and any(outputs.get(name) is not None for name in _WEIGHTS):
-            run = parts.loss.noting(run, outputs)
+            if any(outputs.get(name) is not None for name in _WEIGHTS):
+                run = parts.loss.noting(run, outputs)
         before_step = None
         if parts.run is not None:
             before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
+        self.end_slow_start()
         if train:
             parts.time.end_first_batch()
-        self.end_slow_start()
-        if train and parts.shares is not None:
-            parts.shares.log_shares()
+            if parts.shares is not None:
+                parts.shares.log_shares()
         return before_step, run
 
     @contextmanager
@@ -341,7 +340,7 @@ class BatchLoop:
         if train and self._parts.model.is_accumulating:
             requests.announce_wait()
             return False
-        is_last = stream.is_at_end if train else _always  # an evaluation completes its epoch
+        is_last = stream.is_at_end if train else lambda: True  # an evaluation completes its epoch
         if requests.leaves(is_last):
             return True
         self.save_requested()
@@ -375,7 +374,7 @@ class BatchLoop:
         requests = parts.requests
         stream = parts.streams.get(name, train=False)
         check = parts.checks.begin(name, ", ".join(parts.callbacks.changers))
-        accept = self._accepting()
+        check_changed = parts.checks.check_changed
         before_batch = self._before_batch()
         several = parts.shares is not None
         with preserved_randomness(), stream, parts.progress.streams_of(train=False):
@@ -387,11 +386,7 @@ class BatchLoop:
                 changed = None if before_batch is None else before_batch(stream_name=name, batch=batch)
                 if changed is None:
                     yield batch
-                elif (rows_in(changed) or not several) and accept(changed) is not None:
+                elif (rows_in(changed) or not several) and check_changed(changed):
                     yield changed
                 requests.raise_if_due(in_epoch=True)
             requests.raise_if_due(in_epoch=True)  # a signal may end the stream
-
-
-def _always() -> bool:
-    return True

@@ -392,7 +392,7 @@ class MainLoop(Loop):
         parts = self.parts
         epoch_data: EpochData = {}
         is_within = self.session.is_open
-        with self.parts.progress.evaluation(is_recorded=not is_within):
+        with parts.progress.evaluation(is_recorded=not is_within):
             with nullcontext() if is_within else self:
                 size = parts.streams.extra[stream_name].batches if as_trained else None
                 stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order)
@@ -443,14 +443,24 @@ class MainLoop(Loop):
 
 
 _READ_ONLY = "the loop sets it, and hooks read it; a hook may keep values of its own under another name"
-_OF_THE_CONSTRUCTOR = "give it to the constructor of MainLoop"
 _INSTEAD = {
-    **dict.fromkeys(("model", "dataset", "train_stream_name", "seed", "run", "report"), _OF_THE_CONSTRUCTOR),
-    **dict.fromkeys(("on_nan_loss", "extra_streams", "fixed_epoch_size"), _OF_THE_CONSTRUCTOR),
+    **dict.fromkeys(
+        (
+            "model",
+            "dataset",
+            "train_stream_name",
+            "extra_streams",
+            "fixed_epoch_size",
+            "on_nan_loss",
+            "seed",
+            "run",
+            "report",
+        ),
+        "give it to the constructor of MainLoop",
+    ),
     "hooks": "call change_hooks before the training begins",
     "evaluating": "call run_evaluation, or start_from(..., evaluating=True)",
-    **dict.fromkeys(("training_epochs_done", "iterations_done"), "start_from sets the counters"),
-    "updates_done": "start_from sets the counters",
+    **dict.fromkeys(("training_epochs_done", "iterations_done", "updates_done"), "start_from sets the counters"),
     "training": "a hook cannot change which stream the model is trained on",
     **dict.fromkeys(("limits", "horizon"), "a hook declares `limits`"),
     "outcome": "raise TrainingTerminated or TrainingAborted to end the training",

@@ -47,7 +47,7 @@ class Training:
 
     def located(self, error: BaseException) -> BaseException:
         """Return an error of the training; that of an argument of the model has its position in the config."""
-        if not isinstance(error, ArgumentError) or self.main_loop.parts.callbacks.failed_hook() is not None:
+        if not isinstance(error, ArgumentError) or self.main_loop.parts.failures.failed_hook() is not None:
             return error
         found = ConfigError(self.recipe.problem(error))
         found.__cause__ = error

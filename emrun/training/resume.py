@@ -23,7 +23,7 @@ from emrun.record.sinks import AbstractSink
 from emrun.runs.config_comparison import differences, order_of_hooks
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
-from emrun.storage.checkpoints import finding
+from emrun.storage.checkpoints.finding import check_names, find, is_unfinished, newest, note_intact
 from emrun.storage.checkpoints.manifest import check_resumable, is_of_earlier_version, verify
 from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.files import write_atomically
@@ -115,7 +115,7 @@ def _resumed(
             _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
             exchange("run to resume", None)
             return None
-        finding.check_names(source / CHECKPOINTS)
+        check_names(source / CHECKPOINTS)
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
         record_code(plan, run)
@@ -255,12 +255,12 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
     """Return the checkpoint to resume from, after verifying it; None if the run has no checkpoint."""
     if name is None:
-        return finding.newest(root)
+        return newest(root)
     if not name:  # for an evaluation that is `best`, and a resume from it would replace all that is newer
         raise UsageError("the name of the checkpoint is empty; leave --checkpoint out to resume from the newest one")
     while True:
         path = expanded(name)
-        place = path.resolve() if path != Path(path.name) and path.is_dir() else finding.find(root, name)
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else find(root, name)
         if place.parent != root.resolve():
             raise UsageError(f"{name} is not a checkpoint in {root}")
         try:
@@ -268,7 +268,7 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
             return place
         except StorageError as error:
             if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
-                finding.note_intact(error, root)
+                note_intact(error, root)
                 raise
 
 
@@ -329,7 +329,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
     recorded = list(Reader(source).epochs())
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
-    if had_none and (is_at_its_first or finding.is_unfinished(source / CHECKPOINTS)):
+    if had_none and (is_at_its_first or is_unfinished(source / CHECKPOINTS)):
         return
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None

@@ -41,8 +41,8 @@ def find(root: Path, name: str | None = None) -> Path:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
         if named:
             return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
-    names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    names = [each for each in names if not each.startswith(".")]
+    places = root.iterdir() if root.is_dir() else ()
+    names = sorted(place.name for place in places if place.is_dir() and not place.name.startswith("."))
     wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"
     raise UsageError(f"{root}: {wanted} available: {listed(names)}")
 
