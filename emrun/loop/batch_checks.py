@@ -54,7 +54,7 @@ class VariableChecks:
             parts: dict[str, list[str]] = {}
             for name in missing:
                 parts.setdefault(self._model.part_with(name), []).append(name)
-            needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
+            needs = " and ".join(f"{part} needs {listed(needed)}" for part, needed in parts.items())
             is_calculated = all(part.startswith(("model.loss", "model.metrics")) for part in parts)
             known = [*names, *self._model.output_names] if is_calculated else names
             hints = "".join(did_you_mean(name, known) for name in missing)
@@ -84,7 +84,7 @@ class VariableChecks:
             _LOG.warning("stream %r: %s", stream, message)
         return ""
 
-    def of_outputs(self, sources: Sequence[str], outputs: Mapping[str, Any]) -> str:
+    def of_outputs(self, sources: Sequence[str], outputs: Any) -> str:
         """Return whether an output has the name of a source, or a hook reads a variable that is neither of the two."""
         if not isinstance(outputs, Mapping):
             return f"model.run must return a mapping output name -> value, not {type(outputs).__name__}"
@@ -286,12 +286,12 @@ class BatchChecks:
             _LOG.warning("stream %r, batch %d: %s", self._stream, index, message)
 
     def _unequal(self, batch: Batch, index: int) -> StreamError:
-        found = dict(parts(batch))
-        lengths = {name: length_of(values) for name, values in found.items()}
+        sources = dict(parts(batch))
+        lengths = {name: length_of(values) for name, values in sources.items()}
         empty = {name: values for name, values in batch.items() if isinstance(values, Mapping) and not values}
         without = [*empty, *(name for name, length in lengths.items() if length < 0)]
         if without:
-            types = ", ".join(f"{name} ({type({**found, **empty}[name]).__name__})" for name in without)
+            types = ", ".join(f"{name} ({type({**sources, **empty}[name]).__name__})" for name in without)
             return self._error(index, f"sources without a length: {types}; every source needs one entry per example")
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         return self._error(index, f"sources of unequal length: {counts}; every source needs one entry per example")

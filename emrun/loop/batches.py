@@ -80,16 +80,16 @@ class BatchLoop:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._slow_start: NamedWhenSlow | None = None  # says that the first batch of a session takes long
+        self._first_wait: NamedWhenSlow | None = None  # says that the first batch of a session takes long
 
     def begin_session(self) -> None:
         """Begin to wait for the first batch."""
-        self._slow_start = None
+        self._first_wait = None
 
-    def end_slow_start(self) -> None:
+    def end_first_wait(self) -> None:
         """End the wait for the first batch of a session."""
-        if self._slow_start is not None:
-            self._slow_start.cancel()
+        if self._first_wait is not None:
+            self._first_wait.cancel()
 
     def run(self, stream: StreamWrapper, *, train: bool, is_last: bool = False, is_resumed: bool = False) -> None:
         """Run the model on the batches of one epoch of a stream, between `before_stream` and `after_stream`.
@@ -127,7 +127,7 @@ class BatchLoop:
             parts.length.end_train_stream(stream, iterations)
         elif is_awaited:
             parts.length.end_evaluation(stream, batches)
-        self.end_slow_start()
+        self.end_first_wait()
         if stages.shares is not None:
             stages.shares.check_empty()
 
@@ -174,8 +174,8 @@ class BatchLoop:
             run = parts.time.counting_examples(run)
         if train and parts.length.budgets:
             run = parts.time.agreeing(run)
-        if self._slow_start is None:
-            self._slow_start = NamedWhenSlow("reading and running the first batch").__enter__()
+        if self._first_wait is None:
+            self._first_wait = NamedWhenSlow("reading and running the first batch").__enter__()
 
         # several ranks
         shares = None
@@ -308,7 +308,7 @@ class BatchLoop:
         before_step = None
         if parts.run is not None:
             before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
-        self.end_slow_start()
+        self.end_first_wait()
         if train:
             parts.time.end_first_batch()
             if parts.shares is not None:

@@ -95,9 +95,11 @@ class Callbacks:
         """Return what to call at an event."""
         # the hooks, on the ranks that call them
         listening: list[Any] = [] if event == "register_mainloop" else [*self.hooks, self.intervals]
-        methods = [(each, self._method_of(each, event)) for each in listening]
-        found = [(each, method) for each, method in methods if method is not None]
-        calls = [method for _, method in found] if self.of_ranks is None else self.of_ranks.calls_of(event, found)
+        methods = [(hook, self._method_of(hook, event)) for hook in listening]
+        listeners = [(hook, method) for hook, method in methods if method is not None]
+        calls = (
+            [method for _, method in listeners] if self.of_ranks is None else self.of_ranks.calls_of(event, listeners)
+        )
 
         # the loop itself, and the model
         for other, base in ((self.length, object), (self.model, AbstractModel)):

@@ -158,9 +158,9 @@ class Checkpointer:
         names = requested.names
         with storing(known.root, "read"):
             before = known.current()
-        there = {**before, **names}
+        all_names = {**before, **names}
         given_up = {
-            name for each in requested.instead_of for name in (each(there) if callable(each) else each)
+            name for each in requested.instead_of for name in (each(all_names) if callable(each) else each)
         } - names.keys()
 
         # the same state is saved already

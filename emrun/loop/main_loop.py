@@ -476,16 +476,16 @@ def _ranks_for(model: AbstractModel, timeout: float | None) -> Ranks:
     Raises:
         UsageError: there are several, on which the model does not train.
     """
-    found = ranks()
+    run_ranks = ranks()
     if timeout is not None:
         check_seconds("rank_timeout", timeout)
-        found.limit_waits(timeout)
-    if found.several and not model.shares_batches:
+        run_ranks.limit_waits(timeout)
+    if run_ranks.several and not model.shares_batches:
         raise UsageError(
             f"{type(model).__name__} does not train on several ranks: it has no `shares_batches = True`, which says "
             "that its `run` adds up gradients over ranks as TorchModel does; start one process"
         )
-    return found
+    return run_ranks
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

@@ -311,9 +311,9 @@ class WaitingNumbers:
             return value
         if not isinstance(value, Tensor):
             try:
-                found = number(value)
-                if found is not None:
-                    return float(found)
+                real = number(value)
+                if real is not None:
+                    return float(real)
             except OverflowError as error:
                 raise TypeError("is a number that is too large") from error
             except ValueError as error:
@@ -335,13 +335,13 @@ class WaitingNumbers:
 
 def read_waiting(values: Sequence[float | Tensor | None]) -> list[float | None]:
     """Return the numbers, with those in slots; this waits once for each device."""
-    found: list[Any] = list(values)
+    results: list[Any] = list(values)
     waiting: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, value in enumerate(values):
         if isinstance(value, Tensor):
             waiting.setdefault((value.dtype, value.device), []).append(index)
     for indices in waiting.values():
-        numbers = torch.stack([found[index] for index in indices]).cpu().double().tolist()
-        for index, each in zip(indices, numbers, strict=True):
-            found[index] = each
-    return found
+        numbers = torch.stack([results[index] for index in indices]).cpu().double().tolist()
+        for index, result in zip(indices, numbers, strict=True):
+            results[index] = result
+    return results

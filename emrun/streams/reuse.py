@@ -52,22 +52,22 @@ def _copy(value: Any) -> Any:
 
 
 def _copy_of_tensor(value: torch.Tensor) -> torch.Tensor:
-    found = value.detach()
+    tensor = value.detach()
     try:  # NumPy copies in this thread; `clone` shares the threads with the model that runs meanwhile
-        found = torch.from_numpy(found.numpy().copy("K")) if value.__class__ is torch.Tensor else found.clone()
+        tensor = torch.from_numpy(tensor.numpy().copy("K")) if value.__class__ is torch.Tensor else tensor.clone()
     except (TypeError, RuntimeError):  # NumPy has no such dtype or layout, or the tensor is on a device
-        found = found.clone()
-    return found.requires_grad_(value.requires_grad)
+        tensor = tensor.clone()
+    return tensor.requires_grad_(value.requires_grad)
 
 
 def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
     """Return a copy of a mapping with these parts; a dict if the mapping cannot be copied."""
     try:
-        found = copy.copy(value)
+        container = copy.copy(value)
     except Exception:  # for example a view of a mapping
         return parts
-    if isinstance(found, MutableMapping):
+    if isinstance(container, MutableMapping):
         for key, part in parts.items():
-            if found.get(key) is not part:
-                found[key] = part
-    return found
+            if container.get(key) is not part:
+                container[key] = part
+    return container

@@ -49,9 +49,9 @@ class Training:
         """Return an error of the training; that of an argument of the model has its position in the config."""
         if not isinstance(error, ArgumentError) or self.main_loop.parts.failures.failed_hook() is not None:
             return error
-        found = ConfigError(self.recipe.problem(error))
-        found.__cause__ = error
-        return found
+        config_error = ConfigError(self.recipe.problem(error))
+        config_error.__cause__ = error
+        return config_error
 
 
 @sole_use("building")

@@ -212,14 +212,14 @@ def _follow(source: Path, overrides: Sequence[str], added_hooks: Sequence[str], 
 
 def _tell_of_ranks(before: int) -> None:
     """Log what changes if the run has been trained on another number of ranks."""
-    now = ranks().size
-    if now != before:
+    size = ranks().size
+    if size != before:
         _LOG.warning(
             "the run was trained on %s and is resumed on %s: the batches stay the same, and each is shared by %s; sums "
             "of gradients are rounded in another order, and random numbers of the model and of batches are drawn anew",
             counted(before, "rank"),
-            counted(now, "rank"),
-            counted(now, "rank"),
+            counted(size, "rank"),
+            counted(size, "rank"),
         )
 
 

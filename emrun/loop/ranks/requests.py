@@ -98,11 +98,11 @@ class SharedRequests(Requests):
 
     def end(self, event: str, terminations: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
-        alike = [each for each in terminations if each.alike]
+        of_all_ranks = [each for each in terminations if each.alike]
         if self._progress.hooks_steer and not self._progress.at_end:
             self._wish = self._wish or next((each for each in terminations if not each.alike), None)
-        if alike:
-            super().end(event, alike)
+        if of_all_ranks:
+            super().end(event, of_all_ranks)
 
     def end_later(self, termination: TrainingTerminated) -> None:
         """End the run with this termination at the next call of `raise_if_due`, when all ranks know it."""
@@ -170,7 +170,7 @@ class SharedRequests(Requests):
 
         # what this rank has wished is known now
         self._interrupts.forget_checkpoint()
-        own = self._wished
+        own_wishes = self._wished
         self._wished = []
         if self._progress.hooks_steer:  # otherwise the wish is for after the evaluation
             self._wish = None
@@ -184,7 +184,7 @@ class SharedRequests(Requests):
             if wishes.end is not None:
                 super().end_later(TrainingTerminated(wishes.end.reason, limit=wishes.end.is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].checkpoints):
-            self.checkpoints.add(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
+            self.checkpoints.add(name, on_failure, own_wishes[number].instead_of if self._ranks.is_first else ())
 
 
 def one_rank(call: Callable[..., Any], requests: SharedRequests) -> Callable[..., None]:
