@@ -95,7 +95,7 @@ class VariableChecks:
         for hook in self._hooks:
             for name in read_by(hook) or ():
                 if name not in variables:
-                    adding = [type(each).__name__ for each in self._hooks if name in (declared(each, "adds") or ())]
+                    adding = [type(other).__name__ for other in self._hooks if name in (declared(other, "adds") or ())]
                     why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
                     return (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"

@@ -160,7 +160,7 @@ class Checkpointer:
             before = known.current()
         all_names = {**before, **names}
         given_up = {
-            name for each in requested.instead_of for name in (each(all_names) if callable(each) else each)
+            name for instead in requested.instead_of for name in (instead(all_names) if callable(instead) else instead)
         } - names.keys()
 
         # the same state is saved already

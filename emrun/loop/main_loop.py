@@ -490,7 +490,7 @@ def _ranks_for(model: AbstractModel, timeout: float | None) -> Ranks:
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:
     check_choice("on_incorrect_config", policy, Policy)
-    known = [each for each in MainLoop.__init__.__annotations__ if each not in ("unknown", "return")]
+    known = [name for name in MainLoop.__init__.__annotations__ if name not in ("unknown", "return")]
     for name in names:
         message = f"unknown argument of the main loop{did_you_mean(name, known)}"
         if policy == "error":

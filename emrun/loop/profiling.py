@@ -94,7 +94,7 @@ class Profiling:
             seconds: what `after_epoch` of the hooks has taken.
         """
         self.seconds["after_epoch_hooks"] = array("d", [seconds])
-        self.seconds.update({name: array("d", [each]) for name, each in self._of_hooks.items()})
+        self.seconds.update({name: array("d", [total]) for name, total in self._of_hooks.items()})
         self._of_hooks.update(dict.fromkeys(self._of_hooks, 0.0))
         self._saving = array("d")
         return self.seconds

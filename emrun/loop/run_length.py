@@ -165,7 +165,7 @@ class RunLength:
         is_awaited = self._pass is None and self._epoch is None and self.has_zeroth_epoch and not self._is_fixed
         if budgets := self.budgets:
             end = min(ends, default=inf)
-            return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(each() for each in budgets)))
+            return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(share() for share in budgets)))
         if not limits:
             missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
             return Horizon(None, of_pass, missing, is_awaited)

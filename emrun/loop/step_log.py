@@ -191,12 +191,12 @@ class StepLog:
         count = len(pending.values)
         losses = [loss for loss, _ in pending.values]
         given = [rates for _, rates in pending.values]
-        rows = [each.values() if isinstance(each, Mapping) else each or () for each in given]
-        names = next((each for each in given if isinstance(each, Mapping)), None)
+        rows = [rates.values() if isinstance(rates, Mapping) else rates or () for rates in given]
+        names = next((rates for rates in given if isinstance(rates, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
         numbers = {
-            "loss": [each if isinstance(each, Tensor) else self._number(each) for each in losses],
+            "loss": [loss if isinstance(loss, Tensor) else self._number(loss) for loss in losses],
             **{name: [*map(self._number, values)] for name, values in by_name.items()},
             **{name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()},
         }

@@ -139,8 +139,8 @@ class DatasetStreams:
         self.fixed_epoch_size = min(train_length, self.fixed_epoch_size or train_length)
         shorter = {name: lengths[self.source_of(name)] for name in self.extra}
         self.extra = {
-            name: ExtraStream(None, min(shorter[name], each.batches or shorter[name]))
-            for name, each in self.extra.items()
+            name: ExtraStream(None, min(shorter[name], extra.batches or shorter[name]))
+            for name, extra in self.extra.items()
         }
 
     @cached_property
@@ -165,7 +165,7 @@ class DatasetStreams:
     @property
     def sizes(self) -> dict[str, int]:
         """Stream -> how many batches of it an epoch has at most, if the config says so."""
-        sizes = {name: each.batches for name, each in self.extra.items()}
+        sizes = {name: extra.batches for name, extra in self.extra.items()}
         sizes[self.train_stream_name] = self.fixed_epoch_size
         if self.overfit is not None:
             sizes = {name: min(size or self.overfit, self.overfit) for name, size in sizes.items()}
@@ -192,12 +192,12 @@ class DatasetStreams:
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:
         """Return the extra streams that are evaluated in an epoch."""
-        due = {name: each for name, each in self.extra.items() if each.every is None or epoch_id % each.every == 0}
-        return [self.get(name, train=False, batches=each.batches) for name, each in due.items()]
+        due = {name: extra for name, extra in self.extra.items() if extra.every is None or epoch_id % extra.every == 0}
+        return [self.get(name, train=False, batches=extra.batches) for name, extra in due.items()]
 
     def all_extra(self) -> list[StreamWrapper]:
         """Return all extra streams."""
-        return [self.get(name, train=False, batches=each.batches) for name, each in self.extra.items()]
+        return [self.get(name, train=False, batches=extra.batches) for name, extra in self.extra.items()]
 
     def stop(self) -> None:
         """Stop the readers; positions and the batches that were read ahead are kept."""

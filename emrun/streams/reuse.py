@@ -31,9 +31,9 @@ def copied(batches: Iterator[Any]) -> Iterator[Any]:
 def _copy(value: Any) -> Any:
     kind = value.__class__
     if kind is dict:
-        return {key: _copy(each) for key, each in value.items()}
+        return {key: _copy(part) for key, part in value.items()}
     if kind is list:
-        return value.copy() if _PLAIN.issuperset(map(type, value)) else [_copy(each) for each in value]
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [_copy(part) for part in value]
     if kind in _PLAIN:
         return value
     if isinstance(value, np.ndarray):
@@ -41,7 +41,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _copy_of_tensor(value)
     if isinstance(value, Mapping):
-        return _of_its_kind(value, {key: _copy(each) for key, each in value.items()})
+        return _of_its_kind(value, {key: _copy(part) for key, part in value.items()})
     if kind is tuple or kind is deque:
         return kind(map(_copy, value))
     if isinstance(value, tuple) and hasattr(value, "_make"):

@@ -99,8 +99,8 @@ def assemble(
     begins_with = plan.model.kwargs.get("init_from") if is_new else None
     if begins_with and not isinstance(begins_with, list):
         begins_with = [begins_with]
-    for each in begins_with or ():
-        warn_of_other_classes(supplied["dataset"], expanded(each["path"] if isinstance(each, Mapping) else each))
+    for source in begins_with or ():
+        warn_of_other_classes(supplied["dataset"], expanded(source["path"] if isinstance(source, Mapping) else source))
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):

@@ -163,10 +163,12 @@ def _opened(source: Path, command: Sequence[str]) -> Run:
 
 def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     """Write what sinks do not have of a finished run."""
-    recipes = [each for each in plan.hooks if isinstance(each.target, type) and issubclass(each.target, AbstractSink)]
+    recipes = [
+        recipe for recipe in plan.hooks if isinstance(recipe.target, type) and issubclass(recipe.target, AbstractSink)
+    ]
     supplied = {"output_dir": run.directory, "model": None, "dataset": None}
     with run.log:
-        sinks = [each.build(supplied) for each in recipes]
+        sinks = [recipe.build(supplied) for recipe in recipes]
         record = Record(run.directory)
         record.read_epochs()
         for sink in sinks:
@@ -363,13 +365,13 @@ def _store(run: Run, merged: Node, was: Node, source: Path, changed: Mapping[str
 
 def _shown(changed: Mapping[str, Any]) -> list[str]:
     """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`."""
-    shown = {key: ["not set" if each is None else repr(each) for each in pair] for key, pair in changed.items()}
+    shown = {key: ["not set" if value is None else repr(value) for value in pair] for key, pair in changed.items()}
     return [f"{key}: {' -> '.join(pair)}" for key, pair in shown.items()]
 
 
 def _changes(old: Node, new: Node) -> dict[str, list[Any]]:
     """Return key -> [old value, new value] for all keys in which two configs differ; null is like a missing value."""
-    pairs = {key: [each and each.plain() for each in sides] for key, *sides in differences(old, new)}
+    pairs = {key: [node and node.plain() for node in sides] for key, *sides in differences(old, new)}
     if (moved := order_of_hooks(old, new)) is not None:
         pairs["hooks"] = [moved["a"], moved["b"]]
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -95,7 +95,7 @@ def check_same_code(plan: Plan, exchange: Exchange) -> None:
         return
     own_code = gather(code_directories(plan.config)).record
     different, _ = changes(exchange("versions of the code", own_code), own_code)
-    severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
+    severe = [difference for difference in different if difference.startswith(_MUST_BE_SAME)]
     if severe:
         raise UsageError(
             f"this rank has other code than rank 0: {listed(severe)} (rank 0 -> this rank); start all ranks with the "
@@ -152,7 +152,7 @@ def gather(directories: Sequence[str | Path], run: Path | None = None) -> Code:
             files[module_path(name, file)] = content
     repositories = []
     if run is not None:
-        places = [*map(Path, directories), *sorted({Path(each["file"]).parent for each in modules.values()})]
+        places = [*map(Path, directories), *sorted({Path(module["file"]).parent for module in modules.values()})]
         for repository, diff in _repositories(places, run, problems):
             repositories.append(repository)
             if diff:
@@ -172,7 +172,7 @@ def _user_modules(installed: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield the name and the file of each imported module that belongs neither to Python nor to a package or emrun."""
     paths = sysconfig.get_paths()
     places = (paths["stdlib"], paths["platstdlib"], str(Path(emrun.__file__).parent), *installed)
-    prefixes = tuple(f"{each}{os.sep}" for each in places)
+    prefixes = tuple(f"{place}{os.sep}" for place in places)
     inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
     imported = dict(sys.modules)
     for name, module in imported.items():
@@ -217,7 +217,7 @@ def _repositories(
     places = dict.fromkeys(path.resolve() for path in directories)
     for directory in places:
         try:
-            if any(directory.is_relative_to(each) for each in known) or not is_in_repository(directory):
+            if any(directory.is_relative_to(place) for place in known) or not is_in_repository(directory):
                 continue
             top = top_of(directory)
         except (GitError, OSError) as error:

@@ -141,7 +141,7 @@ class RankBatches:
     def _compare(self, whole: str, stream_name: str) -> None:
         """Check that all ranks read the same batch."""
         checksums = self.ranks.all_gathered("checksum of the batch", whole)
-        different = [rank for rank, each in enumerate(checksums) if each != checksums[0]]
+        different = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
         if different:
             raise DifferentRanks(
                 f"rank {different[0]} reads another batch of stream {stream_name!r} than rank 0: the stream depends on "

@@ -76,7 +76,7 @@ class RankCallbacks:
                 f"{type(hook).__name__}.after_batch takes batch_data, and several ranks have parts of each batch: set "
                 "whole_batches = True in the class, and the hook gets whole batches on rank 0, or every_rank = True, "
                 "and it gets the rows of each rank",
-                [each is hook for each in self.hooks].index(True),
+                [other is hook for other in self.hooks].index(True),
             )
         return hook.whole_batches
 

@@ -98,9 +98,11 @@ class SharedRequests(Requests):
 
     def end(self, event: str, terminations: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
-        of_all_ranks = [each for each in terminations if each.alike]
+        of_all_ranks = [termination for termination in terminations if termination.alike]
         if self._progress.hooks_steer and not self._progress.at_end:
-            self._wish = self._wish or next((each for each in terminations if not each.alike), None)
+            self._wish = self._wish or next(
+                (termination for termination in terminations if not termination.alike), None
+            )
         if of_all_ranks:
             super().end(event, of_all_ranks)
 
@@ -154,7 +156,7 @@ class SharedRequests(Requests):
 
     def _wishes(self) -> _Wishes:
         wish = self._wish if self._progress.hooks_steer else None
-        checkpoints = [(each.name, each.on_failure) for each in self._wished] if self._ranks.is_first else []
+        checkpoints = [(wished.name, wished.on_failure) for wished in self._wished] if self._ranks.is_first else []
         ending = self._interrupts.ending
         agreed = self.ending
         if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
@@ -176,9 +178,9 @@ class SharedRequests(Requests):
             self._wish = None
 
         # what any rank wants, all do
-        endings = [each.ending for each in all_wishes if each.ending is not None]
+        endings = [wishes.ending for wishes in all_wishes if wishes.ending is not None]
         strictest = max(endings, key=lambda each: each.after_batch, default=self.ending)
-        self._known.take(strictest, wants_checkpoint=any(each.wants_checkpoint for each in all_wishes))
+        self._known.take(strictest, wants_checkpoint=any(wishes.wants_checkpoint for wishes in all_wishes))
         self.pending = True
         for wishes in all_wishes:
             if wishes.end is not None:

@@ -76,7 +76,7 @@ def _written(ranks: Ranks, write: Callable[[Path], list[Shard]], directory: Path
     for rank, (_, reason, _) in enumerate(gathered):
         if reason is not None:
             raise StorageError(reason[0] or errno.EIO, f"rank {rank} of {ranks.size}: {reason[1]}")
-    sizes = [sum(each["size"] for shard in shards for each in shard["files"].values()) for shards, _, _ in gathered]
+    sizes = [sum(file["size"] for shard in shards for file in shard["files"].values()) for shards, _, _ in gathered]
     lines = [f"rank {rank} wrote {size:,} bytes in {gathered[rank][2]:.2f} s" for rank, size in enumerate(sizes)]
     _LOG.info("checkpoint of shards: %s; rank 0 waited %.2f s for the others", ", ".join(lines), waited)
     return write_places(directory, [shard for shards, _, _ in gathered for shard in shards])

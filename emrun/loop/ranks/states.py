@@ -66,7 +66,7 @@ class RankStates:
 
     def _new_part(self, state: dict[str, Any], other_parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
-        streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
+        streams = {name: _without_checksum(position) for name, position in state["streams"].items()}
         merged = {key: hook for key, hook in keyed(self._hooks).items() if merges(hook)}
         hooks = {}
         random = state["random"]
