@@ -31,7 +31,7 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
-from emrun.storage.checkpoints.commits import newest
+from emrun.storage.checkpoints.finding import newest
 from emrun.storage.checkpoints.state_file import FILE
 from emrun.storage.files import read_regular
 from emrun.storage.run import CHECKPOINTS, CONFIG, check_config

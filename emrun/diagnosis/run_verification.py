@@ -24,7 +24,7 @@ from emrun.epoch_data import is_rate, statistics
 from emrun.launch.jobs import Jobs
 from emrun.runs.comparison import compare, compare_steps
 from emrun.runs.stored_run import MISSING, StoredRun
-from emrun.storage.checkpoints.commits import find
+from emrun.storage.checkpoints.finding import find
 from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.training.evaluate import name_of_checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -27,46 +27,130 @@ _LOG = logging.getLogger(__name__)
 _SIZED = frozenset((list, tuple, np.ndarray, str))  # their length costs 30 ns; that of a tensor a microsecond
 
 
-class BatchChecks:
-    """Checks batches against the inputs of the model and the variables that hooks read.
+class VariableChecks:
+    """Compares the sources and outputs of a batch with what the model and the hooks read.
+
+    Each check returns what is wrong, and an empty text if nothing is.
 
     Args:
         model: every batch must have its inputs.
         hooks: every batch must have the variables that they read.
+        on_unused_sources: what to do about sources that neither the model nor a hook reads; a warning is logged once
+            for each source. A hook that gets the batches and does not declare `reads` is assumed to read all sources.
+    """
+
+    def __init__(self, model: AbstractModel, hooks: list[AbstractHook], on_unused_sources: Policy = "warn") -> None:
+        check_choice("on_unused_sources", on_unused_sources, Policy)
+        self._model = model
+        self._hooks = hooks
+        self._on_unused_sources = on_unused_sources
+        self._warned: set[str] = set()
+
+    def of_sources(self, stream: str, batch: Batch) -> str:
+        """Return what is wrong with the sources of a batch; log a warning of those that nobody reads."""
+        names = list(batch)
+        missing = [name for name in self._model.input_names if name not in batch]
+        if missing:
+            parts: dict[str, list[str]] = {}
+            for name in missing:
+                parts.setdefault(self._model.part_with(name), []).append(name)
+            needs = " and ".join(f"{part} needs {listed(needed)}" for part, needed in parts.items())
+            is_calculated = all(part.startswith(("model.loss", "model.metrics")) for part in parts)
+            known = [*names, *self._model.output_names] if is_calculated else names
+            hints = "".join(did_you_mean(name, known) for name in missing)
+            message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
+            if not hints and is_calculated:
+                message += "; for a stream without labels there is `emrun predict`, not an evaluation"
+            return message
+        used = {
+            *self._model.input_names,
+            *self._model.optional_input_names,
+            *((ID, POSITION) if ID in batch else ()),
+            *(name for hook in self._hooks for name in read_by(hook) or ()),
+        }
+        if any(map(may_read_anything, [*self._hooks, self._model])):
+            return ""
+        unused = [name for name in names if name not in used and name not in self._warned]
+        if unused and self._on_unused_sources != "ignore":
+            sources = "source" if len(unused) == 1 else "sources"
+            message = (
+                f"neither the model nor a hook reads the {sources} {listed(unused)}; if this is right, set "
+                "main_loop.on_unused_sources: ignore"
+            )
+            if self._on_unused_sources == "error":
+                return message
+            self._warned.update(unused)
+            restore_logging()  # the stream has just begun
+            _LOG.warning("stream %r: %s", stream, message)
+        return ""
+
+    def of_outputs(self, sources: Sequence[str], outputs: Any) -> str:
+        """Return whether an output has the name of a source, or a hook reads a variable that is neither of the two."""
+        if not isinstance(outputs, Mapping):
+            return f"model.run must return a mapping output name -> value, not {type(outputs).__name__}"
+        overlap = [name for name in outputs if name in sources]
+        if overlap:
+            return f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
+        variables = [*sources, *outputs]
+        for hook in self._hooks:
+            for name in read_by(hook) or ():
+                if name not in variables:
+                    adding = [type(other).__name__ for other in self._hooks if name in (declared(other, "adds") or ())]
+                    why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
+                    return (
+                        f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
+                        f"{why or did_you_mean(name, variables)} (available: {listed(variables)})"
+                    )
+            variables += declared(hook, "adds") or ()
+        return ""
+
+    def of_step_values(self) -> str:
+        """Return whether what the model says about its first step is no mapping, or its rates are not numbers."""
+        values: Any = self._model.step_values()
+        if not isinstance(values, Mapping):
+            return f"model.step_values must return a mapping name -> value, not {type(values).__name__}"
+        rates = values.get(LEARNING_RATE)
+        try:
+            all_rates: Any = rates.values() if isinstance(rates, Mapping) else rates
+            are_numbers = rates is None or all(isinstance(rate, Real | Tensor) for rate in all_rates)
+        except TypeError:
+            are_numbers = False
+        if not are_numbers:
+            return f"model.step_values: learning_rate is {rates!r:.80}, not a list with one number for each group"
+        return ""
+
+
+class BatchChecks:
+    """Checks the length of every batch, and the variables of the first batch of every stream.
+
+    Args:
+        variables: the checks of the variables.
         progress: gets the length of each batch.
         on_empty_batch: what to do about a batch without sources or of length 0.
         on_empty_stream: what to do about a stream without any batch for the model.
-        on_unused_sources: what to do about sources that neither the model nor a hook reads; a warning is logged once
-            for each source. A hook that gets the batches and does not declare `reads` is assumed to read all sources.
         fixed_batch_size: skip batches of another length; None to skip none.
     """
 
     def __init__(
         self,
-        model: AbstractModel,
-        hooks: list[AbstractHook],
+        variables: VariableChecks,
         progress: Progress,
         *,
         on_empty_batch: Policy = "error",
         on_empty_stream: Policy = "error",
-        on_unused_sources: Policy = "warn",
         fixed_batch_size: int | None = None,
     ) -> None:
         check_choice("on_empty_batch", on_empty_batch, Policy)
         check_choice("on_empty_stream", on_empty_stream, Policy)
-        check_choice("on_unused_sources", on_unused_sources, Policy)
         if fixed_batch_size is not None:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
         self.check_changed: Callable[[Batch], int] = len
         """Checks a batch for the second time, after hooks may have changed it."""
-        self._model = model
-        self._hooks = hooks
+        self._variables = variables
         self._progress = progress
         self._on_empty_batch = on_empty_batch
         self._on_empty_stream = on_empty_stream
-        self._on_unused_sources = on_unused_sources
         self.fixed_batch_size = fixed_batch_size
-        self._warned: set[str] = set()
         self._checked: set[str] = set()
         self._stream = ""
         self._changed_by = ""
@@ -120,7 +204,7 @@ class BatchChecks:
                     message += "; if the stream returns a batch, write `yield` instead of `return`"
                 raise self._error(index, message) from None
             if names != known and batch and looks_at_sources:
-                self._check_sources(batch, index)
+                self._refuse(self._variables.of_sources(stream, batch), index)
                 known = set(names)
                 self._sources = list(batch)
             length = -2  # before the first source; -1 stands for a source without a length
@@ -169,24 +253,7 @@ class BatchChecks:
         """
         if self._stream in self._checked:
             return
-        if not isinstance(outputs, Mapping):
-            raise self._error(0, f"model.run must return a mapping output name -> value, not {type(outputs).__name__}")
-        overlap = [name for name in outputs if name in self._sources]
-        if overlap:
-            message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
-            raise self._error(0, message)
-        variables = [*self._sources, *outputs]
-        for hook in self._hooks:
-            for name in read_by(hook) or ():
-                if name not in variables:
-                    adding = [type(each).__name__ for each in self._hooks if name in (declared(each, "adds") or ())]
-                    why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
-                    message = (
-                        f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
-                        f"{why or did_you_mean(name, variables)} (available: {listed(variables)})"
-                    )
-                    raise self._error(0, message)
-            variables += declared(hook, "adds") or ()
+        self._refuse(self._variables.of_outputs(self._sources, outputs))
         self._checked.add(self._stream)
 
     def check_step_values(self) -> None:
@@ -195,19 +262,7 @@ class BatchChecks:
         Raises:
             StreamError: this is not a mapping, or its learning rates are not a list of numbers.
         """
-        values: Any = self._model.step_values()
-        if not isinstance(values, Mapping):
-            message = f"model.step_values must return a mapping name -> value, not {type(values).__name__}"
-            raise self._error(0, message)
-        rates = values.get(LEARNING_RATE)
-        try:
-            all_rates: Any = rates.values() if isinstance(rates, Mapping) else rates
-            are_numbers = rates is None or all(isinstance(rate, Real | Tensor) for rate in all_rates)
-        except TypeError:
-            are_numbers = False
-        if not are_numbers:
-            message = f"model.step_values: learning_rate is {rates!r:.80}, not a list with one number for each group"
-            raise self._error(0, message)
+        self._refuse(self._variables.of_step_values())
 
     def report_empty_stream(self, stream: str) -> None:
         """Raise or log, as `on_empty_stream` says, that a stream had no batch for the model.
@@ -222,42 +277,6 @@ class BatchChecks:
         if self._on_empty_stream == "warn":
             _LOG.warning("%s", message)
 
-    def _check_sources(self, batch: Batch, index: int) -> None:
-        names = list(batch)
-        missing = [name for name in self._model.input_names if name not in batch]
-        if missing:
-            parts: dict[str, list[str]] = {}
-            for name in missing:
-                parts.setdefault(self._model.part_with(name), []).append(name)
-            needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
-            is_calculated = all(part.startswith(("model.loss", "model.metrics")) for part in parts)
-            known = [*names, *self._model.output_names] if is_calculated else names
-            hints = "".join(did_you_mean(name, known) for name in missing)
-            message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
-            if not hints and is_calculated:
-                message += "; for a stream without labels there is `emrun predict`, not an evaluation"
-            raise self._error(index, message)
-        used = {
-            *self._model.input_names,
-            *self._model.optional_input_names,
-            *((ID, POSITION) if ID in batch else ()),
-        }
-        used.update(name for hook in self._hooks for name in read_by(hook) or ())
-        if any(map(may_read_anything, [*self._hooks, self._model])):
-            return
-        unused = [name for name in names if name not in used and name not in self._warned]
-        if unused and self._on_unused_sources != "ignore":
-            sources = "source" if len(unused) == 1 else "sources"
-            message = (
-                f"neither the model nor a hook reads the {sources} {listed(unused)}; if this is right, set "
-                "main_loop.on_unused_sources: ignore"
-            )
-            if self._on_unused_sources == "error":
-                raise self._error(index, message)
-            self._warned.update(unused)
-            restore_logging()  # the stream has just begun
-            _LOG.warning("stream %r: %s", self._stream, message)
-
     def _report_empty(self, batch: Batch, index: int) -> None:
         what = f"has sources of length 0: {listed(list(batch))}" if batch else "has no sources"
         message = f"the batch {what} (see main_loop.on_empty_batch)"
@@ -267,15 +286,20 @@ class BatchChecks:
             _LOG.warning("stream %r, batch %d: %s", self._stream, index, message)
 
     def _unequal(self, batch: Batch, index: int) -> StreamError:
-        found = dict(parts(batch))
-        lengths = {name: length_of(values) for name, values in found.items()}
+        sources = dict(parts(batch))
+        lengths = {name: length_of(values) for name, values in sources.items()}
         empty = {name: values for name, values in batch.items() if isinstance(values, Mapping) and not values}
         without = [*empty, *(name for name, length in lengths.items() if length < 0)]
         if without:
-            types = ", ".join(f"{name} ({type({**found, **empty}[name]).__name__})" for name in without)
+            types = ", ".join(f"{name} ({type({**sources, **empty}[name]).__name__})" for name in without)
             return self._error(index, f"sources without a length: {types}; every source needs one entry per example")
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         return self._error(index, f"sources of unequal length: {counts}; every source needs one entry per example")
+
+    def _refuse(self, message: str, index: int = 0) -> None:
+        """Raise what is wrong with a batch, if anything is."""
+        if message:
+            raise self._error(index, message)
 
     def _error(self, index: int, message: str) -> StreamError:
         where = f"stream {self._stream!r}, batch {index} of the epoch"

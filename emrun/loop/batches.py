@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,9 @@ _WEIGHTS = ("loss_weight", "example_weight")
 """The outputs with weights of the examples."""
 
 Outputs = Mapping[str, Any]
+Run = Callable[[Batch, bool, str], Outputs]
 Report = Callable[..., None]
+BeforeStep = Callable[[Batch], None] | None
 
 
 @dataclass(eq=False)
@@ -40,13 +42,13 @@ class Stages:
     """The batches of the stream."""
     check: Callable[[Batch], int]
     """Checks a batch; returns 0 to leave it out."""
-    before_first_step: Callable[[Batch], None] | None
+    before_first_step: BeforeStep
     """Keeps the random states for `emrun replay`, and the checksum of the first batch."""
     before_batch: Callable[..., Batch | None] | None
     """Calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it."""
     accept: Callable[[Batch], Batch | None]
     """Checks such a batch; returns the batch for the model, None to leave it out."""
-    run: Callable[[Batch, bool, str], Outputs]
+    run: Run
     """Runs the model."""
     after_batch: Report | None
     """Calls `after_batch` of the hooks."""
@@ -54,16 +56,19 @@ class Stages:
     """The same for a batch with which the training may reach a limit."""
     limit: float
     """The least number of iterations with which the training may reach a limit."""
-    note_length: Callable[[], None] | None
-    """Notes the length of the batch, for `after_epoch_profile`."""
-    count_examples: Callable[[], None] | None
-    """Counts the examples that the model was trained on."""
     record_step: Callable[[], None] | None
     """Records the step in `steps.jsonl`."""
     name_batch: Callable[[BaseException], None]
     """Names the batch in an error of the model about the batch."""
     shares: StreamShares | None
     """Gives this rank its share of each batch; None for one rank."""
+
+
+@dataclass(eq=False)
+class _AtWork:
+    """The batch to keep if anything fails; None between two batches."""
+
+    batch: Batch | None = None
 
 
 class BatchLoop:
@@ -75,16 +80,16 @@ class BatchLoop:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._slow_start: NamedWhenSlow | None = None  # says that the first batch of a session takes long
+        self._first_wait: NamedWhenSlow | None = None  # says that the first batch of a session takes long
 
     def begin_session(self) -> None:
         """Begin to wait for the first batch."""
-        self._slow_start = None
+        self._first_wait = None
 
-    def end_slow_start(self) -> None:
+    def end_first_wait(self) -> None:
         """End the wait for the first batch of a session."""
-        if self._slow_start is not None:
-            self._slow_start.cancel()
+        if self._first_wait is not None:
+            self._first_wait.cancel()
 
     def run(self, stream: StreamWrapper, *, train: bool, is_last: bool = False, is_resumed: bool = False) -> None:
         """Run the model on the batches of one epoch of a stream, between `before_stream` and `after_stream`.
@@ -122,7 +127,7 @@ class BatchLoop:
             parts.length.end_train_stream(stream, iterations)
         elif is_awaited:
             parts.length.end_evaluation(stream, batches)
-        self.end_slow_start()
+        self.end_first_wait()
         if stages.shares is not None:
             stages.shares.check_empty()
 
@@ -145,9 +150,7 @@ class BatchLoop:
         if parts.at_work.failed_event is not None:
             parts.at_work.forget_failure()
         check = parts.checks.begin(name, ", ".join(callbacks.changers))
-        name_batch = parts.checks.name_batch
         accept = self._accepting()
-        before_batch = self._before_batch()
         after_batch: Report | None = None
         if callbacks.listens("after_batch"):
             after_batch = partial(callbacks.notify, "after_batch")
@@ -155,25 +158,24 @@ class BatchLoop:
 
         # what is timed
         batches: Iterable[Batch] = stream
-        run = parts.model.run
-        note_length = None
+        run: Run = parts.model.run
         profiling = callbacks.profiling
         if profiling is not None:
             batches = profiling.batches_of(name, batches)
             run = profiling.run_of(name, run)
             if after_batch is not None:
                 after_batch = profiling.report_of(name, after_batch)
-            note_length = profiling.note_length_of(name)
 
         # what is recorded
         before_first_step = self._before_first_step(stream, train=train) if parts.run is not None else None
-        count_examples = parts.time.count if train and parts.time.counts_examples else None
         record_step = parts.steps.begin_stream() if train and parts.has_run else None
         limit = parts.length.begin_stream(train=train)
+        if train and parts.time.counts_examples:
+            run = parts.time.counting_examples(run)
         if train and parts.length.budgets:
             run = parts.time.agreeing(run)
-        if self._slow_start is None:
-            self._slow_start = NamedWhenSlow("reading and running the first batch").__enter__()
+        if self._first_wait is None:
+            self._first_wait = NamedWhenSlow("reading and running the first batch").__enter__()
 
         # several ranks
         shares = None
@@ -188,20 +190,18 @@ class BatchLoop:
             batches=batches,
             check=check,
             before_first_step=before_first_step,
-            before_batch=before_batch,
+            before_batch=self._before_batch(),
             accept=accept,
             run=run,
             after_batch=after_batch,
             last_after_batch=partial(callbacks.end_training, after_batch),
             limit=limit,
-            note_length=note_length,
-            count_examples=count_examples,
             record_step=record_step,
-            name_batch=name_batch,
+            name_batch=parts.checks.name_batch,
             shares=shares,
         )
 
-    def _before_first_step(self, stream: StreamWrapper, *, train: bool) -> Callable[[Batch], None]:
+    def _before_first_step(self, stream: StreamWrapper, *, train: bool) -> BeforeStep:
         """Return what is called with the batches of a stream until the model has run on the first one."""
         parts = self._parts
         parts.failures.begin_stream(stream, train=train)
@@ -233,31 +233,24 @@ class BatchLoop:
 
     def _run_batches(self, stream: StreamWrapper, stages: Stages, *, train: bool) -> int:
         """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""
+        # as locals, which are read fastest
         progress = self._parts.progress
         requests = self._parts.requests
         model = self._parts.model
         name = stream.name
-        check = stages.check
         before_step = stages.before_first_step
         before_batch = stages.before_batch
         run = stages.run
         after_batch = stages.after_batch
-        note_length = stages.note_length
-        count_examples = stages.count_examples
         record_step = stages.record_step
-        note_outputs = None  # those of the last training batch, if its examples have weights
         limit = stages.limit
         has_windows = train and model.iterations_per_update > 1
         window = None  # the last batch of a window that is open
-        at_work = None  # the batch to keep if anything below fails
-        is_first = True
-        evaluated = 0
-        iterations = progress.iterations_done
-        try:
-            for batch in stages.batches:
-                if not check(batch):
-                    continue
-                at_work = batch
+        at_work = _AtWork()
+        done = 0
+        with self._blaming(at_work, stream, stages, train=train):
+            for batch in filter(stages.check, stages.batches):
+                at_work.batch = batch
                 if before_step is not None:
                     before_step(batch)
 
@@ -265,19 +258,17 @@ class BatchLoop:
                 if before_batch is not None:
                     changed = before_batch(stream_name=name, batch=batch)
                     if changed is not None:
-                        at_work = None
+                        at_work.batch = None
                         accepted = stages.accept(changed)
                         if accepted is None:
                             continue
-                        at_work = batch = accepted  # noqa: PLW2901 - the stream has its own variable
+                        at_work.batch = batch = accepted  # noqa: PLW2901 - the stream has its own variable
 
                 # the model
                 outputs = run(batch, train, name)
-                if is_first:
-                    is_first = False
-                    before_step = self._end_first_batch(outputs, train=train)
-                    if train and any(outputs.get(name) is not None for name in _WEIGHTS):
-                        note_outputs = self._parts.loss.note
+                if not done:
+                    before_step, run = self._end_first_batch(run, outputs, train=train)
+                done += 1
                 if train:
                     progress.iterations_done += 1  # here, because a call would cost as much as a hook
                     if has_windows and model.is_accumulating:
@@ -286,61 +277,62 @@ class BatchLoop:
                         progress.updates_done += 1
                     if progress.iterations_done >= limit:
                         after_batch = stages.last_after_batch
-                else:
-                    evaluated += 1
 
-                # hooks that get the outputs, and what the loop notes
+                # hooks that get the outputs, and the step log
                 try:
                     if after_batch is not None:
                         after_batch(stream_name=name, batch_data={**batch, **outputs})
                 finally:  # also if a hook ends the training
-                    if note_length is not None:
-                        note_length()
-                    if count_examples is not None:
-                        count_examples()
                     if record_step is not None:
                         record_step()
-                    if note_outputs is not None:
-                        note_outputs(outputs)
-                at_work = None
+                at_work.batch = None
                 if requests.pending and self._leaves(stream, train=train):
                     break
-        except BaseException as error:  # user code may also call sys.exit
-            if at_work is not None:
-                self._blame(error, at_work, stream, stages, train=train)
-            raise
         if train and model.is_accumulating:
             self._close_window(window, stream, stages)
-        return progress.iterations_done - iterations if train else evaluated
+        return done
 
-    def _end_first_batch(self, outputs: Outputs, *, train: bool) -> Callable[[Batch], None] | None:
-        """Look at what the first batch of a stream shows; return what to call before each later step."""
+    def _end_first_batch(self, run: Run, outputs: Outputs, *, train: bool) -> tuple[BeforeStep, Run]:
+        """Look at what the first batch of a stream shows.
+
+        Returns:
+            What to call before each later step, and what runs the model in it.
+        """
         parts = self._parts
         restore_logging()
         parts.checks.check_outputs(outputs)
         if train:
             parts.checks.check_step_values()
+            if any(outputs.get(name) is not None for name in _WEIGHTS):
+                run = parts.loss.noting(run, outputs)
         before_step = None
         if parts.run is not None:
             before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
+        self.end_first_wait()
         if train:
             parts.time.end_first_batch()
-        self.end_slow_start()
-        if train and parts.shares is not None:
-            parts.shares.log_shares()
-        return before_step
+            if parts.shares is not None:
+                parts.shares.log_shares()
+        return before_step, run
 
-    def _blame(self, error: BaseException, batch: Batch, stream: StreamWrapper, stages: Stages, *, train: bool) -> None:
-        """Name the batch in an error that it has caused, and keep the step."""
+    @contextmanager
+    def _blaming(self, at_work: _AtWork, stream: StreamWrapper, stages: Stages, *, train: bool) -> Iterator[None]:
+        """A block whose errors name the batch at work, which is kept with its step."""
         parts = self._parts
-        stages.name_batch(error)
-        if parts.failures.directory is None or isinstance(error, RankFailed):
-            return
         try:
-            parts.checkpointer.wait()
-        except Exception as saving_error:  # the training must end with the failure of the step
-            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
-        parts.failures.keep(error, batch, stream, train=train)
+            yield
+        except BaseException as error:  # user code may also call sys.exit
+            if at_work.batch is None:
+                raise
+            stages.name_batch(error)
+            if parts.failures.directory is None or isinstance(error, RankFailed):
+                raise
+            try:
+                parts.checkpointer.wait()
+            except Exception as saving_error:  # the training must end with the failure of the step
+                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
+            parts.failures.keep(error, at_work.batch, stream, train=train)
+            raise
 
     def _leaves(self, stream: StreamWrapper, *, train: bool) -> bool:
         """After a batch, save what is requested; return whether the loop leaves the stream."""
@@ -348,7 +340,7 @@ class BatchLoop:
         if train and self._parts.model.is_accumulating:
             requests.announce_wait()
             return False
-        is_last = stream.is_at_end if train else _always  # an evaluation completes its epoch
+        is_last = stream.is_at_end if train else lambda: True  # an evaluation completes its epoch
         if requests.leaves(is_last):
             return True
         self.save_requested()
@@ -356,14 +348,10 @@ class BatchLoop:
 
     def _close_window(self, window: Window | None, stream: StreamWrapper, stages: Stages) -> None:
         """Make the update of a window that the end of the epoch has left open."""
-        with self._parts.failures.closing(window):
-            try:
-                self.finish_update()
-                self._parts.callbacks.end_training()
-            except BaseException as error:
-                if window is not None:
-                    self._blame(error, window.batch, stream, stages, train=True)
-                raise
+        at_work = _AtWork(None if window is None else window.batch)
+        with self._parts.failures.closing(window), self._blaming(at_work, stream, stages, train=True):
+            self.finish_update()
+            self._parts.callbacks.end_training()
 
     def finish_update(self) -> None:
         """Make the update of the last window of an epoch, which has fewer batches than the others."""
@@ -386,7 +374,7 @@ class BatchLoop:
         requests = parts.requests
         stream = parts.streams.get(name, train=False)
         check = parts.checks.begin(name, ", ".join(parts.callbacks.changers))
-        accept = self._accepting()
+        check_changed = parts.checks.check_changed
         before_batch = self._before_batch()
         several = parts.shares is not None
         with preserved_randomness(), stream, parts.progress.streams_of(train=False):
@@ -398,11 +386,7 @@ class BatchLoop:
                 changed = None if before_batch is None else before_batch(stream_name=name, batch=batch)
                 if changed is None:
                     yield batch
-                elif (rows_in(changed) or not several) and accept(changed) is not None:
+                elif (rows_in(changed) or not several) and check_changed(changed):
                     yield changed
                 requests.raise_if_due(in_epoch=True)
             requests.raise_if_due(in_epoch=True)  # a signal may end the stream
-
-
-def _always() -> bool:
-    return True

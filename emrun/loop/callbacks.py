@@ -10,7 +10,7 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import HookError, has_exit_status
+from emrun.base.errors import ArgumentError, HookError, UsageError, has_exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.terminal import restore_logging
 from emrun.base.types import Batch, EpochData
@@ -81,7 +81,10 @@ class Callbacks:
                 check_constructed(hook, index)
                 if "main_loop" in getattr(hook, "__dict__", ()):
                     raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
-                hook.register_mainloop(main_loop=main_loop)
+                try:
+                    hook.register_mainloop(main_loop=main_loop)
+                except HookError as error:
+                    raise HookError(str(error), index, error.about, error.code, error.fix) from error
         self.changers = changers_of(self.hooks, self.model)
         is_profiled = any(listener(hook, "after_epoch_profile") is not None for hook in self.hooks)
         self.profiling = Profiling(self.examples) if is_profiled else None
@@ -92,9 +95,11 @@ class Callbacks:
         """Return what to call at an event."""
         # the hooks, on the ranks that call them
         listening: list[Any] = [] if event == "register_mainloop" else [*self.hooks, self.intervals]
-        methods = [(each, self._method_of(each, event)) for each in listening]
-        found = [(each, method) for each, method in methods if method is not None]
-        calls = [method for _, method in found] if self.of_ranks is None else self.of_ranks.calls_of(event, found)
+        methods = [(hook, self._method_of(hook, event)) for hook in listening]
+        listeners = [(hook, method) for hook, method in methods if method is not None]
+        calls = (
+            [method for _, method in listeners] if self.of_ranks is None else self.of_ranks.calls_of(event, listeners)
+        )
 
         # the loop itself, and the model
         for other, base in ((self.length, object), (self.model, AbstractModel)):
@@ -152,17 +157,19 @@ class Callbacks:
             except TrainingTerminated as error:
                 ended.append(error)
             except UpdateSkipped as error:
+                self.at_work.fail(event, owner(call))
                 if event != "before_update":
-                    self.at_work.fail(event, owner(call))
-                    raise self._misplaced(event) from error
+                    raise HookError(
+                        f"{type(owner(call)).__name__} raised UpdateSkipped in {event}; an update can only be skipped "
+                        "in before_update"
+                    ) from error
                 skipped.append(error)
                 if error.keep is not None:
-                    self.at_work.fail(event, owner(call))
                     self.failures.keep_skipped(error)
-                    self.at_work.forget_failure()
+                self.at_work.forget_failure()
             except BaseException as error:
                 self.at_work.fail(event, owner(call))
-                self._name_failed(error, arguments)
+                self._name_failed(error, event, owner(call), arguments)
                 raise
         if ended:
             self.requests.end(event, ended)
@@ -178,6 +185,7 @@ class Callbacks:
             except TrainingTerminated:
                 _LOG.debug("a termination in %s has no effect", event)
             except BaseException as error:
+                self._name_failed(error, event, owner(call), arguments)
                 if first is not None or event == "on_error":
                     _LOG.exception("a hook failed in %s", event)
                 first = first or error
@@ -216,31 +224,24 @@ class Callbacks:
         if self.of_ranks is not None:
             self.of_ranks.merge(self.hooks)
 
-    def failed_hook(self) -> AbstractHook | None:
-        """Return the hook that failed in this stream; None if none has, or the model has failed."""
-        return next((hook for hook in self.hooks if hook is self.at_work.failed), None)
+    def _name_failed(self, error: BaseException, event: str, failed: object, arguments: Mapping[str, Any]) -> None:
+        """Add notes to an exception: which hook or model raised it, in which event.
 
-    def _misplaced(self, event: str) -> HookError:
-        """Return the error for an update that is skipped in an event of no update."""
-        hook = self.failed_hook()
-        name = type(self.model if hook is None else hook).__name__
-        return HookError(f"{name} raised UpdateSkipped in {event}; an update can only be skipped in before_update")
-
-    def _name_failed(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
-        """Add notes to an exception of a hook or the model that is not emrun's: who raised it, in which event."""
-        if has_exit_status(error) or not isinstance(error, Exception):
+        An error of emrun is a reason that a hook gives, and names the hook if this is needed; but not one of what a
+        hook did with the main loop.
+        """
+        name = type(failed).__name__
+        who = "model" if failed is self.model else "hook"
+        is_known = any(failed is each for each in (*self.hooks, self.model))  # and not the loop itself
+        is_misuse = isinstance(error, HookError | ArgumentError | UsageError) and name not in str(error)
+        if not (is_known and isinstance(error, Exception)) or (has_exit_status(error) and not is_misuse):
             return
-        failed = self.at_work.failed
-        is_model = failed is self.model
-        if not is_model and self.failed_hook() is None:
-            return  # the loop itself
         where = ""
-        if arguments.get("epoch_id") is not None:
+        if "epoch_id" in arguments:
             where = f" of epoch {arguments['epoch_id']}"
-        elif arguments.get("stream_name") is not None:
+        elif arguments.get("stream_name"):
             where = f" of stream {arguments['stream_name']!r}"
-        who = "model" if is_model else "hook"
-        error.add_note(f"in {who} {type(failed).__name__}, {self.at_work.failed_event}{where}")
+        error.add_note(f"in {who} {name}, {event}{where}")
         if self.progress.evaluating:
             error.add_note(
                 "an evaluation calls the hooks of the training with epoch_id 0 and one stream; they are new, without "

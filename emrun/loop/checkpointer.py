@@ -22,9 +22,8 @@ from emrun.loop.requests import LATEST, CheckpointRequests, Requested
 from emrun.loop.snapshot import Copy
 from emrun.ranks.group import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
-from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.commits import Names, commit, go_back_to
 from emrun.storage.checkpoints.manifest import free_place, is_directory_name, share_names
-from emrun.storage.checkpoints.names import Names, go_back_to
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)
@@ -159,9 +158,9 @@ class Checkpointer:
         names = requested.names
         with storing(known.root, "read"):
             before = known.current()
-        there = {**before, **names}
+        all_names = {**before, **names}
         given_up = {
-            name for each in requested.instead_of for name in (each(there) if callable(each) else each)
+            name for instead in requested.instead_of for name in (instead(all_names) if callable(instead) else instead)
         } - names.keys()
 
         # the same state is saved already

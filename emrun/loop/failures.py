@@ -117,6 +117,10 @@ class Failures:
         finally:
             self._closing = None
 
+    def failed_hook(self) -> AbstractHook | None:
+        """Return the hook that failed in this stream; None if none has, or the model has failed."""
+        return next((hook for hook in self.hooks if hook is self.at_work.failed), None)
+
     def keep_skipped(self, error: UpdateSkipped) -> None:
         """Keep the current step, whose update a hook skips and wants to replay; none if a model runs without the loop.
 
@@ -160,7 +164,7 @@ class Failures:
         only_update_failed = closing is not None and not isinstance(error, UpdateSkipped)
         is_counted = train and (event == "after_batch" or only_update_failed)
         position = stream.position if closing is None else closing.position
-        hook = next((each for each in self.hooks if each is at_work.failed), None)
+        hook = self.failed_hook()
         step = Step(
             stream=stream.name,
             train=train,

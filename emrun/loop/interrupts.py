@@ -103,8 +103,8 @@ class Interrupts:
         self._count += 1
         self._since = monotonic()
         if self._count > self._most or (self._count == self._most and not self._patience):
-            for each in _ENDING:
-                signal.signal(each, signal.SIG_DFL)
+            for ending in _ENDING:
+                signal.signal(ending, signal.SIG_DFL)
         if self._count > self._most:
             os.kill(os.getpid(), number)
             return

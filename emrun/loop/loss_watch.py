@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.arguments import check_choice
@@ -56,9 +56,20 @@ class LossWatch:
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
         return f"the loss was {kind} {when}"
 
-    def note(self, outputs: Mapping[str, Any]) -> None:
-        """Keep the outputs of a training batch whose examples have weights."""
+    def noting(self, run: Callable[..., Any], outputs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a function that runs the model on a training batch whose examples have weights, and keeps the outputs.
+
+        Args:
+            run: runs the model.
+            outputs: those of the batch before.
+        """
         self._outputs = outputs
+
+        def noted(*arguments: Any) -> Any:
+            self._outputs = run(*arguments)
+            return self._outputs
+
+        return noted
 
     def look(self) -> None:
         """Check the losses of the iterations since the last call: the last one, and those that are still recorded.

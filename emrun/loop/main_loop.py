@@ -392,7 +392,7 @@ class MainLoop(Loop):
         parts = self.parts
         epoch_data: EpochData = {}
         is_within = self.session.is_open
-        with self.parts.progress.evaluation(is_recorded=not is_within):
+        with parts.progress.evaluation(is_recorded=not is_within):
             with nullcontext() if is_within else self:
                 size = parts.streams.extra[stream_name].batches if as_trained else None
                 stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order)
@@ -443,14 +443,24 @@ class MainLoop(Loop):
 
 
 _READ_ONLY = "the loop sets it, and hooks read it; a hook may keep values of its own under another name"
-_OF_THE_CONSTRUCTOR = "give it to the constructor of MainLoop"
 _INSTEAD = {
-    **dict.fromkeys(("model", "dataset", "train_stream_name", "seed", "run", "report"), _OF_THE_CONSTRUCTOR),
-    **dict.fromkeys(("on_nan_loss", "extra_streams", "fixed_epoch_size"), _OF_THE_CONSTRUCTOR),
+    **dict.fromkeys(
+        (
+            "model",
+            "dataset",
+            "train_stream_name",
+            "extra_streams",
+            "fixed_epoch_size",
+            "on_nan_loss",
+            "seed",
+            "run",
+            "report",
+        ),
+        "give it to the constructor of MainLoop",
+    ),
     "hooks": "call change_hooks before the training begins",
     "evaluating": "call run_evaluation, or start_from(..., evaluating=True)",
-    **dict.fromkeys(("training_epochs_done", "iterations_done"), "start_from sets the counters"),
-    "updates_done": "start_from sets the counters",
+    **dict.fromkeys(("training_epochs_done", "iterations_done", "updates_done"), "start_from sets the counters"),
     "training": "a hook cannot change which stream the model is trained on",
     **dict.fromkeys(("limits", "horizon"), "a hook declares `limits`"),
     "outcome": "raise TrainingTerminated or TrainingAborted to end the training",
@@ -466,21 +476,21 @@ def _ranks_for(model: AbstractModel, timeout: float | None) -> Ranks:
     Raises:
         UsageError: there are several, on which the model does not train.
     """
-    found = ranks()
+    run_ranks = ranks()
     if timeout is not None:
         check_seconds("rank_timeout", timeout)
-        found.limit_waits(timeout)
-    if found.several and not model.shares_batches:
+        run_ranks.limit_waits(timeout)
+    if run_ranks.several and not model.shares_batches:
         raise UsageError(
             f"{type(model).__name__} does not train on several ranks: it has no `shares_batches = True`, which says "
             "that its `run` adds up gradients over ranks as TorchModel does; start one process"
         )
-    return found
+    return run_ranks
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:
     check_choice("on_incorrect_config", policy, Policy)
-    known = [each for each in MainLoop.__init__.__annotations__ if each not in ("unknown", "return")]
+    known = [name for name in MainLoop.__init__.__annotations__ if name not in ("unknown", "return")]
     for name in names:
         message = f"unknown argument of the main loop{did_you_mean(name, known)}"
         if policy == "error":

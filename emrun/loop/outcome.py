@@ -60,6 +60,6 @@ class Outcome:
 
 def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
     """Log a warning if no hook can end the training."""
-    methods = [each for hook in hooks for cls in type(hook).__mro__ for each in vars(cls).values()]
-    if not any("TrainingTerminated" in each.__code__.co_names for each in methods if inspect.isfunction(each)):
+    methods = [value for hook in hooks for cls in type(hook).__mro__ for value in vars(cls).values()]
+    if not any("TrainingTerminated" in method.__code__.co_names for method in methods if inspect.isfunction(method)):
         _LOG.warning("no hook ends this run; Ctrl-C does, or add `StopAfter: {epochs: 20}`")

@@ -10,7 +10,7 @@ from typing import Any
 from emrun.base.types import InterruptPolicy, Policy
 from emrun.hook import AbstractHook
 from emrun.loop.bad_examples import BadExamples
-from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.batch_checks import BatchChecks, VariableChecks
 from emrun.loop.callbacks import Callbacks
 from emrun.loop.checkpointer import Checkpointer
 from emrun.loop.failures import Failures, StepAtWork
@@ -130,12 +130,10 @@ def build(
         ranks=replace(ranks, least=model.least_rows),
     )
     checks = BatchChecks(
-        model,
-        hooks,
+        VariableChecks(model, hooks, on_unused_sources),
         progress,
         on_empty_batch=on_bad_example if on_empty_batch == "error" else on_empty_batch,
         on_empty_stream=on_empty_stream,
-        on_unused_sources=on_unused_sources,
         fixed_batch_size=fixed_batch_size,
     )
     shares = None

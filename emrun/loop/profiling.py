@@ -62,17 +62,20 @@ class Profiling:
         return timed_batches(batches, self._array(f"read_batch_{stream_name}"))
 
     def run_of(self, stream_name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what runs the model on a batch of a stream, timed."""
-        return _timed(run, self._array(f"eval_batch_{stream_name}"))
+        """Return what runs the model on a batch of a stream, timed, and then notes the length of the batch."""
+        timed = _timed(run, self._array(f"eval_batch_{stream_name}"))
+        lengths = self._array(f"batch_length_{stream_name}")
+
+        def run_timed(*arguments: Any) -> Any:
+            outputs = timed(*arguments)
+            lengths.append(self._examples())
+            return outputs
+
+        return run_timed
 
     def report_of(self, stream_name: str, report: Callable[..., Any]) -> Callable[..., Any]:
         """Return what calls `after_batch` of the hooks for a batch of a stream, timed."""
         return _timed(report, self._array(f"after_batch_hooks_{stream_name}"))
-
-    def note_length_of(self, stream_name: str) -> Callable[[], None]:
-        """Return what notes the length of each batch of a stream."""
-        lengths = self._array(f"batch_length_{stream_name}")
-        return lambda: lengths.append(self._examples())
 
     def _array(self, key: str) -> array[float]:
         return self.seconds.setdefault(key, array("d"))
@@ -91,7 +94,7 @@ class Profiling:
             seconds: what `after_epoch` of the hooks has taken.
         """
         self.seconds["after_epoch_hooks"] = array("d", [seconds])
-        self.seconds.update({name: array("d", [each]) for name, each in self._of_hooks.items()})
+        self.seconds.update({name: array("d", [total]) for name, total in self._of_hooks.items()})
         self._of_hooks.update(dict.fromkeys(self._of_hooks, 0.0))
         self._saving = array("d")
         return self.seconds

@@ -159,8 +159,8 @@ class Requests:
         """
         if not self._progress.hooks_steer or self._progress.at_end:
             return
-        is_limit = any(each.limit for each in terminations)
-        reasons = "; ".join(dict.fromkeys(each.reason for each in terminations))
+        is_limit = any(termination.limit for termination in terminations)
+        reasons = "; ".join(dict.fromkeys(termination.reason for termination in terminations))
         termination = terminations[0] if len(terminations) == 1 else TrainingTerminated(reasons, limit=is_limit)
         if is_limit:
             waits = event not in _BETWEEN

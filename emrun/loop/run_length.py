@@ -77,10 +77,10 @@ class RunLength:
     @property
     def limits(self) -> dict[str, int]:
         """The smallest of the limits that hooks declare, in each unit."""
-        found: dict[str, int] = {}
+        least: dict[str, int] = {}
         for _, unit, limit in self._declared():
-            found[unit] = min(limit, found.get(unit, limit))
-        return found
+            least[unit] = min(limit, least.get(unit, limit))
+        return least
 
     @property
     def passes_done(self) -> int:
@@ -165,7 +165,7 @@ class RunLength:
         is_awaited = self._pass is None and self._epoch is None and self.has_zeroth_epoch and not self._is_fixed
         if budgets := self.budgets:
             end = min(ends, default=inf)
-            return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(each() for each in budgets)))
+            return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(share() for share in budgets)))
         if not limits:
             missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
             return Horizon(None, of_pass, missing, is_awaited)
@@ -352,13 +352,13 @@ class ChangedData:
             DataChanged: it ends the training.
         """
         # what the length is now, and what it was
-        now = self._known_length(stream)
-        if not now and stream.last_pass is not None:
-            now = f"{stream.last_pass.batch} batches"
-        before = self._before.get(stream.name) or now
-        is_comparable = now.split()[1:] == before.split()[1:]  # examples or batches
-        if now != before and is_comparable:
-            change = change or f"has {now}, and had {before}"
+        length = self._known_length(stream)
+        if not length and stream.last_pass is not None:
+            length = f"{stream.last_pass.batch} batches"
+        before = self._before.get(stream.name) or length
+        is_comparable = length.split()[1:] == before.split()[1:]  # examples or batches
+        if length != before and is_comparable:
+            change = change or f"has {length}, and had {before}"
 
         # what to do if it has changed
         if change:
@@ -374,9 +374,9 @@ class ChangedData:
             self._lengths.pop(stream.name, None)
 
         # keep it
-        if change or now:
+        if change or length:
             self._before.pop(stream.name, None)
-        if now and self._lengths.setdefault(stream.name, now) != now:
+        if length and self._lengths.setdefault(stream.name, length) != length:
             self._lengths[stream.name] = ""
         return bool(change)
 

@@ -97,7 +97,7 @@ class Session:
         """
         failure = error
         restore_logging()
-        self.batches.end_slow_start()
+        self.batches.end_first_wait()
         try:
             failure = self._close(error)
         except BaseException as last_error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import HookError
-from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
+from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates, number
 from emrun.loop.progress import Progress
-from emrun.loop.waiting_numbers import WaitingNumbers, read
 from emrun.model import AbstractModel
 from emrun.record.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
 
@@ -24,6 +24,7 @@ THINNING = ((100_000, 1), (1_000_000, 10))
 """Up to which iteration -> every how many iterations are recorded; afterwards, every 100th."""
 _AT_LAST = 100
 
+_TOGETHER = 64  # slots that are allocated together
 _OF_THE_LOOP = ("loss", LEARNING_RATE, ITERATION, *KEYS)
 
 
@@ -141,7 +142,7 @@ class StepLog:
         """Return iteration -> loss of those after an iteration that are not written yet; this waits for the device."""
         values = self._chunk.values
         steps = self._chunk.steps[self._chunk.done - len(values) :]
-        losses = read([self._number(loss) for loss, _ in values])
+        losses = read_waiting([self._number(loss) for loss, _ in values])
         return {step: loss for step, loss in zip(steps, losses, strict=False) if loss is not None and step > iteration}
 
     def end_chunk(self) -> None:
@@ -190,16 +191,16 @@ class StepLog:
         count = len(pending.values)
         losses = [loss for loss, _ in pending.values]
         given = [rates for _, rates in pending.values]
-        rows = [each.values() if isinstance(each, Mapping) else each or () for each in given]
-        names = next((each for each in given if isinstance(each, Mapping)), None)
+        rows = [rates.values() if isinstance(rates, Mapping) else rates or () for rates in given]
+        names = next((rates for rates in given if isinstance(rates, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
         numbers = {
-            "loss": [each if isinstance(each, Tensor) else self._number(each) for each in losses],
+            "loss": [loss if isinstance(loss, Tensor) else self._number(loss) for loss in losses],
             **{name: [*map(self._number, values)] for name, values in by_name.items()},
             **{name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()},
         }
-        columns = pending.joined({name: read(values) for name, values in numbers.items()}, count)
+        columns = pending.joined({name: read_waiting(values) for name, values in numbers.items()}, count)
         columns = {name: values for name, values in columns.items() if values.count(None) < len(values)}
         if not columns:
             return None
@@ -285,3 +286,62 @@ def _following(iterations_done: int, every: int) -> tuple[int, int]:
 def _end_of_chunk(iteration: int) -> int:
     """Return the last iteration that may be in a chunk with this iteration."""
     return -(-iteration // CHUNK_LENGTH) * CHUNK_LENGTH
+
+
+class WaitingNumbers:
+    """Keeps the values of one-element tensors without waiting for their device.
+
+    A tensor on a GPU is copied to a slot, a tensor without dimensions on the same device, because the model may reuse
+    its memory. A tensor on the CPU is read at once, which takes less time than a copy.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def keep(self, value: Any) -> float | Tensor:
+        """Return the number, or a slot with it, which `read_waiting` reads later.
+
+        Args:
+            value: a number, or a tensor with one element.
+
+        Raises:
+            TypeError: the value is not a real number.
+        """
+        if value.__class__ is float:
+            return value
+        if not isinstance(value, Tensor):
+            try:
+                real = number(value)
+                if real is not None:
+                    return float(real)
+            except OverflowError as error:
+                raise TypeError("is a number that is too large") from error
+            except ValueError as error:
+                raise TypeError(str(error)) from error
+            what = f"{value!r:.80}" if isinstance(value, str | bytes | None) else type(value).__name__
+            raise TypeError(f"is {what}, not a number")
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            raise TypeError(f"is a tensor of shape {tuple(value.shape)} and {value.dtype}, not one real number")
+        if value.is_cpu:
+            return float(value.item())
+        key = value.dtype, value.device
+        if not self._free.get(key):
+            with torch.inference_mode(mode=False):
+                self._free[key] = list(torch.empty(_TOGETHER, dtype=value.dtype, device=value.device).unbind())
+        slot = self._free[key].pop()
+        slot.copy_(value.detach().reshape(()))
+        return slot
+
+
+def read_waiting(values: Sequence[float | Tensor | None]) -> list[float | None]:
+    """Return the numbers, with those in slots; this waits once for each device."""
+    results: list[Any] = list(values)
+    waiting: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor):
+            waiting.setdefault((value.dtype, value.device), []).append(index)
+    for indices in waiting.values():
+        numbers = torch.stack([results[index] for index in indices]).cpu().double().tolist()
+        for index, result in zip(indices, numbers, strict=True):
+            results[index] = result
+    return results

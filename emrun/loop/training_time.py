@@ -70,9 +70,15 @@ class TrainingTime:
         """Count the examples from now on."""
         self.counts_examples = True
 
-    def count(self) -> None:
-        """Count the examples of a batch."""
-        self.examples += self._length()
+    def counting_examples(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs the model on a batch, and counts its examples."""
+
+        def counted(*arguments: Any) -> Any:
+            outputs = run(*arguments)
+            self.examples += self._length()
+            return outputs
+
+        return counted
 
     @contextmanager
     def counting(self, *, train: bool) -> Iterator[None]:

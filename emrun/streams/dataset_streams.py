@@ -135,12 +135,12 @@ class DatasetStreams:
 
     def shorten(self, lengths: Mapping[str, int]) -> None:
         """Limit each stream of the dataset to so many batches in an epoch, and evaluate extra streams in each epoch."""
-        own = lengths[self.train_stream_name]
-        self.fixed_epoch_size = min(own, self.fixed_epoch_size or own)
+        train_length = lengths[self.train_stream_name]
+        self.fixed_epoch_size = min(train_length, self.fixed_epoch_size or train_length)
         shorter = {name: lengths[self.source_of(name)] for name in self.extra}
         self.extra = {
-            name: ExtraStream(None, min(shorter[name], each.batches or shorter[name]))
-            for name, each in self.extra.items()
+            name: ExtraStream(None, min(shorter[name], extra.batches or shorter[name]))
+            for name, extra in self.extra.items()
         }
 
     @cached_property
@@ -165,7 +165,7 @@ class DatasetStreams:
     @property
     def sizes(self) -> dict[str, int]:
         """Stream -> how many batches of it an epoch has at most, if the config says so."""
-        sizes = {name: each.batches for name, each in self.extra.items()}
+        sizes = {name: extra.batches for name, extra in self.extra.items()}
         sizes[self.train_stream_name] = self.fixed_epoch_size
         if self.overfit is not None:
             sizes = {name: min(size or self.overfit, self.overfit) for name, size in sizes.items()}
@@ -187,17 +187,17 @@ class DatasetStreams:
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        here = replace(self._given, workers=0)  # the iterable exists only in this process
-        return self._wrapped(lambda: stream, name=unnamed, training=train, reading=here)
+        reading = replace(self._given, workers=0)  # the iterable exists only in this process
+        return self._wrapped(lambda: stream, name=unnamed, training=train, reading=reading)
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:
         """Return the extra streams that are evaluated in an epoch."""
-        due = {name: each for name, each in self.extra.items() if each.every is None or epoch_id % each.every == 0}
-        return [self.get(name, train=False, batches=each.batches) for name, each in due.items()]
+        due = {name: extra for name, extra in self.extra.items() if extra.every is None or epoch_id % extra.every == 0}
+        return [self.get(name, train=False, batches=extra.batches) for name, extra in due.items()]
 
     def all_extra(self) -> list[StreamWrapper]:
         """Return all extra streams."""
-        return [self.get(name, train=False, batches=each.batches) for name, each in self.extra.items()]
+        return [self.get(name, train=False, batches=extra.batches) for name, extra in self.extra.items()]
 
     def stop(self) -> None:
         """Stop the readers; positions and the batches that were read ahead are kept."""
@@ -262,8 +262,8 @@ class KeptBatches:
         with preserved_randomness():
             seed_everything(self._pass.seed, self._pass.name, "overfit", devices=False)
             with closing(closable(self._pass.read())) as batches:
-                found = [copy.deepcopy(each) for each in itertools.islice(batches, self._count)]
+                copies = [copy.deepcopy(each) for each in itertools.islice(batches, self._count)]
         _LOG.info("overfit: every stream gives the first %d batches of stream %r", self._count, self._pass.name)
-        if len(found) < self._count:
-            _LOG.warning("overfit: pass 1 of stream %r has only %d batches", self._pass.name, len(found))
-        return [each.batch if isinstance(each, WithState | WithLeftOut) else each for each in found]
+        if len(copies) < self._count:
+            _LOG.warning("overfit: pass 1 of stream %r has only %d batches", self._pass.name, len(copies))
+        return [each.batch if isinstance(each, WithState | WithLeftOut) else each for each in copies]

@@ -79,13 +79,13 @@ class _Pickler(ForkingPickler):
 
 def shared_empty(shape: Any, dtype: Any) -> Array:
     """Return a new array in shared memory, which is sent once without a copy; a small one is an array as usual."""
-    found = np.empty(shape, dtype)  # without values, it takes no memory
-    if found.nbytes > _BY_PIPE and not found.dtype.hasobject:
-        memory = _shared_memory(found.nbytes)
-        found = _array(memory, found.dtype, found.shape)
-        _made[id(found)] = memory
-        weakref.finalize(found, _made.pop, id(found), None)
-    return found
+    array = np.empty(shape, dtype)  # without values, it takes no memory
+    if array.nbytes > _BY_PIPE and not array.dtype.hasobject:
+        memory = _shared_memory(array.nbytes)
+        array = _array(memory, array.dtype, array.shape)
+        _made[id(array)] = memory
+        weakref.finalize(array, _made.pop, id(array), None)
+    return array
 
 
 def _shared_memory(size: int) -> Any:

@@ -175,10 +175,10 @@ class PreparedAhead(ReadAhead):
         """Return the next batch as `ReadAhead.get` does, and call the functions of this batch and the one after it."""
         given = super().get()
         following = self._queue[0] if self._queue else None
-        for each in (given, following):
-            if each.__class__ is _Prepared and each is not self._begun:
-                self._begun = each
-                each.begin()
+        for item in (given, following):
+            if item.__class__ is _Prepared and item is not self._begun:
+                self._begun = item
+                item.begin()
         return given.item if given.__class__ is _Prepared else given
 
     def _prepared(self, item: Any) -> Any:

@@ -62,9 +62,9 @@ class Reading:
             return self
         if self.buffer is not None or self.workers:
             return self
-        own = getattr(dataset, "read_ahead", 0)
-        check_count("read_ahead", own)
-        return replace(self, buffer=own)
+        buffer = getattr(dataset, "read_ahead", 0)
+        check_count("read_ahead", buffer)
+        return replace(self, buffer=buffer)
 
     @property
     def ahead(self) -> int:

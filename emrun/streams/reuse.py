@@ -31,9 +31,9 @@ def copied(batches: Iterator[Any]) -> Iterator[Any]:
 def _copy(value: Any) -> Any:
     kind = value.__class__
     if kind is dict:
-        return {key: _copy(each) for key, each in value.items()}
+        return {key: _copy(part) for key, part in value.items()}
     if kind is list:
-        return value.copy() if _PLAIN.issuperset(map(type, value)) else [_copy(each) for each in value]
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [_copy(part) for part in value]
     if kind in _PLAIN:
         return value
     if isinstance(value, np.ndarray):
@@ -41,7 +41,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _copy_of_tensor(value)
     if isinstance(value, Mapping):
-        return _of_its_kind(value, {key: _copy(each) for key, each in value.items()})
+        return _of_its_kind(value, {key: _copy(part) for key, part in value.items()})
     if kind is tuple or kind is deque:
         return kind(map(_copy, value))
     if isinstance(value, tuple) and hasattr(value, "_make"):
@@ -52,22 +52,22 @@ def _copy(value: Any) -> Any:
 
 
 def _copy_of_tensor(value: torch.Tensor) -> torch.Tensor:
-    found = value.detach()
+    tensor = value.detach()
     try:  # NumPy copies in this thread; `clone` shares the threads with the model that runs meanwhile
-        found = torch.from_numpy(found.numpy().copy("K")) if value.__class__ is torch.Tensor else found.clone()
+        tensor = torch.from_numpy(tensor.numpy().copy("K")) if value.__class__ is torch.Tensor else tensor.clone()
     except (TypeError, RuntimeError):  # NumPy has no such dtype or layout, or the tensor is on a device
-        found = found.clone()
-    return found.requires_grad_(value.requires_grad)
+        tensor = tensor.clone()
+    return tensor.requires_grad_(value.requires_grad)
 
 
 def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
     """Return a copy of a mapping with these parts; a dict if the mapping cannot be copied."""
     try:
-        found = copy.copy(value)
+        container = copy.copy(value)
     except Exception:  # for example a view of a mapping
         return parts
-    if isinstance(found, MutableMapping):
+    if isinstance(container, MutableMapping):
         for key, part in parts.items():
-            if found.get(key) is not part:
-                found[key] = part
-    return found
+            if container.get(key) is not part:
+                container[key] = part
+    return container

@@ -408,7 +408,9 @@ class StreamWrapper:
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
         self.rows = 0
-        here = replace(self._ranks or ranks_of_run(), group=None, background=None)  # which processes cannot be given
+        own_ranks = replace(
+            self._ranks or ranks_of_run(), group=None, background=None
+        )  # which processes cannot be given
         stream_pass = StreamPass(
             self._stream_fn,
             self._context_name,
@@ -416,7 +418,7 @@ class StreamWrapper:
             self._pass_number,
             self._batch,
             state,
-            here,
+            own_ranks,
             self._in_order,
         )
         batches: Iterator[Any]

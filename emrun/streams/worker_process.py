@@ -138,8 +138,8 @@ def _begin(task: Task) -> None:
     os.environ[SHARE] = "1"  # of the cores: the other workers have theirs
     StreamContext.allocate = staticmethod(shared_empty)
     # not SIG_IGN, because programs that the stream starts would inherit it, but for what nohup ignores
-    others = [number for number in GROUP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    handle(dict.fromkeys(others, lambda number, frame: None))
+    handled = [number for number in GROUP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    handle(dict.fromkeys(handled, lambda number, frame: None))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if task.stream_pass is None:
         for value, reference in task.references.items():

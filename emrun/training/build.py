@@ -47,11 +47,11 @@ class Training:
 
     def located(self, error: BaseException) -> BaseException:
         """Return an error of the training; that of an argument of the model has its position in the config."""
-        if not isinstance(error, ArgumentError) or self.main_loop.parts.callbacks.failed_hook() is not None:
+        if not isinstance(error, ArgumentError) or self.main_loop.parts.failures.failed_hook() is not None:
             return error
-        found = ConfigError(self.recipe.problem(error))
-        found.__cause__ = error
-        return found
+        config_error = ConfigError(self.recipe.problem(error))
+        config_error.__cause__ = error
+        return config_error
 
 
 @sole_use("building")
@@ -99,8 +99,8 @@ def assemble(
     begins_with = plan.model.kwargs.get("init_from") if is_new else None
     if begins_with and not isinstance(begins_with, list):
         begins_with = [begins_with]
-    for each in begins_with or ():
-        warn_of_other_classes(supplied["dataset"], expanded(each["path"] if isinstance(each, Mapping) else each))
+    for source in begins_with or ():
+        warn_of_other_classes(supplied["dataset"], expanded(source["path"] if isinstance(source, Mapping) else source))
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):

@@ -198,20 +198,20 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     if not isinstance(section.value, kind):
         raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}", "config.type"))
     find_user_modules(*code_directories(tree))
-    found = Planner(Imported())
+    planner = Planner(Imported())
     if name == "hooks":
-        found.problems += check_hooks(section, name)
-        recipes = found.hooks(list(section.value))
+        planner.problems += check_hooks(section, name)
+        recipes = planner.hooks(list(section.value))
     else:
-        recipes = [found.section(section, name)]
+        recipes = [planner.section(section, name)]
     other = {"model": "dataset", "dataset": "model"}.get(name)
     needs = other if other and supplied[other] is None and recipes[0] and recipes[0].wants(other) else None
     if needs == "model":
-        found.check_circle(recipes[0], found.section(tree.get("model"), "model"))
+        planner.check_circle(recipes[0], planner.section(tree.get("model"), "model"))
     elif needs == "dataset":
-        found.check_circle(found.section(tree.get("dataset"), "dataset"), recipes[0])
-    if found.problems:
-        raise ConfigError(found.problems)
+        planner.check_circle(planner.section(tree.get("dataset"), "dataset"), recipes[0])
+    if planner.problems:
+        raise ConfigError(planner.problems)
     if needs is not None:
         supplied[needs] = _build_alone(config, needs, {name: None})[0]
     seed = config.get("seed")
@@ -268,9 +268,9 @@ def check_alike(plan: Plan, exchange: Exchange) -> None:
     Raises:
         UsageError: the config is another one.
     """
-    own = {key: repr(value) for key, value in plan.config.plain().items()}
-    first: dict[str, str] = exchange("config", own)
-    different = [key for key in {**first, **own} if first.get(key) != own.get(key)]
+    own_config = {key: repr(value) for key, value in plan.config.plain().items()}
+    first: dict[str, str] = exchange("config", own_config)
+    different = [key for key in {**first, **own_config} if first.get(key) != own_config.get(key)]
     if different:
         raise UsageError(f"rank 0 has another config ({listed(different)}); start all ranks with the same one")
 
@@ -348,9 +348,9 @@ def remove(run: Run, *, keeps_directory: bool = False) -> bool:
         RunInUse: another process has taken the run over; nothing is deleted.
         StorageError: something cannot be deleted.
     """
-    others = remove_run(run.directory, keeps_directory=keeps_directory)
-    if others:
-        _LOG.warning("%s stays: it %s", from_here(run.directory), others_shown(run.directory, others))
+    other_files = remove_run(run.directory, keeps_directory=keeps_directory)
+    if other_files:
+        _LOG.warning("%s stays: it %s", from_here(run.directory), others_shown(run.directory, other_files))
         return False
     run.release()
     return True
@@ -376,12 +376,12 @@ def device_of(model: AbstractModel) -> str | None:
 
     None if the model does not say.
     """
-    found = getattr(model, "device", None)
-    if not isinstance(found, torch.device):
+    device = getattr(model, "device", None)
+    if not isinstance(device, torch.device):
         return None
-    if found.type == "cpu":
+    if device.type == "cpu":
         count = torch.get_num_threads()
         return f"cpu, {counted(count, 'thread')}"
-    if found.type == "cuda":
-        return f"{found}, {torch.cuda.get_device_name(found)}"
-    return str(found)
+    if device.type == "cuda":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    return str(device)

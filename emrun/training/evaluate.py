@@ -23,7 +23,7 @@ from emrun.config.yaml_text import dump
 from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
 from emrun.ranks.group import Exchange, join, ranks
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.finding import DEFAULTS, find, note_intact
 from emrun.storage.checkpoints.manifest import Manifest
 from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
@@ -165,7 +165,7 @@ def find_checkpoint(plan: Plan, directory: Path, name: str | None) -> None:
         UsageError: there is no such checkpoint, or a checkpoint is named for such a model.
     """
     if not plan.is_made_of_runs:
-        commits.find(directory / CHECKPOINTS, name)
+        find(directory / CHECKPOINTS, name)
     elif name is not None:
         raise UsageError(f"checkpoint {name!r}: the model is made of runs; name their checkpoints in model.runs")
 
@@ -191,14 +191,14 @@ def load_checkpoint(
         if exchange is not None and follows:
             place = Path(exchange("checkpoint to load", None))
         else:
-            place = commits.find(root, name)
+            place = find(root, name)
         try:
             manifest = load_weights(training.model, place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
             break
         except StorageError as error:
-            if follows or commits.find(root, name) == place:
-                commits.note_intact(error, root)
+            if follows or find(root, name) == place:
+                note_intact(error, root)
                 raise
     if exchange is not None and not follows:
         exchange("checkpoint to load", str(place))
@@ -207,7 +207,7 @@ def load_checkpoint(
 
 def name_of_checkpoint(root: Path, name: str | None) -> str:
     """Return the name of the checkpoint that is used if the command names `name`, or none."""
-    *others, last = commits.DEFAULTS
+    *others, last = DEFAULTS
     return name or next((each for each in others if (root / each).is_dir()), last)
 
 

@@ -15,7 +15,7 @@ from emrun.base.wording import from_here, progress
 from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan
 from emrun.model import AbstractModel
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.finding import find
 from emrun.storage.checkpoints.manifest import Manifest, verify
 from emrun.storage.class_names import check_classes
 from emrun.storage.run import CHECKPOINTS, CONFIG
@@ -51,7 +51,7 @@ def load_model(
     if directory in within:
         raise UsageError(f"{directory} is among its own runs")
     plan = Plan.of(config_of(directory).without("hooks", "eval").overridden(overrides))
-    place = None if plan.is_made_of_runs else commits.find(directory / CHECKPOINTS, checkpoint_name)
+    place = None if plan.is_made_of_runs else find(directory / CHECKPOINTS, checkpoint_name)
     check_classes(supplied["dataset"], directory)
     inner = partial(load_model, supplied, [*within, directory])
     model: AbstractModel = plan.model.build({**supplied, "load_model": inner})

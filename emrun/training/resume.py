@@ -23,7 +23,7 @@ from emrun.record.sinks import AbstractSink
 from emrun.runs.config_comparison import differences, order_of_hooks
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.finding import check_names, find, is_unfinished, newest, note_intact
 from emrun.storage.checkpoints.manifest import check_resumable, is_of_earlier_version, verify
 from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.files import write_atomically
@@ -115,7 +115,7 @@ def _resumed(
             _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
             exchange("run to resume", None)
             return None
-        commits.check_names(source / CHECKPOINTS)
+        check_names(source / CHECKPOINTS)
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
         record_code(plan, run)
@@ -163,10 +163,12 @@ def _opened(source: Path, command: Sequence[str]) -> Run:
 
 def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     """Write what sinks do not have of a finished run."""
-    recipes = [each for each in plan.hooks if isinstance(each.target, type) and issubclass(each.target, AbstractSink)]
+    recipes = [
+        recipe for recipe in plan.hooks if isinstance(recipe.target, type) and issubclass(recipe.target, AbstractSink)
+    ]
     supplied = {"output_dir": run.directory, "model": None, "dataset": None}
     with run.log:
-        sinks = [each.build(supplied) for each in recipes]
+        sinks = [recipe.build(supplied) for recipe in recipes]
         record = MetricsLog(run.directory)
         record.read_epochs()
         for sink in sinks:
@@ -212,14 +214,14 @@ def _follow(source: Path, overrides: Sequence[str], added_hooks: Sequence[str], 
 
 def _tell_of_ranks(before: int) -> None:
     """Log what changes if the run has been trained on another number of ranks."""
-    now = ranks().size
-    if now != before:
+    size = ranks().size
+    if size != before:
         _LOG.warning(
             "the run was trained on %s and is resumed on %s: the batches stay the same, and each is shared by %s; sums "
             "of gradients are rounded in another order, and random numbers of the model and of batches are drawn anew",
             counted(before, "rank"),
-            counted(now, "rank"),
-            counted(now, "rank"),
+            counted(size, "rank"),
+            counted(size, "rank"),
         )
 
 
@@ -255,12 +257,12 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
     """Return the checkpoint to resume from, after verifying it; None if the run has no checkpoint."""
     if name is None:
-        return commits.newest(root)
+        return newest(root)
     if not name:  # for an evaluation that is `best`, and a resume from it would replace all that is newer
         raise UsageError("the name of the checkpoint is empty; leave --checkpoint out to resume from the newest one")
     while True:
         path = expanded(name)
-        place = path.resolve() if path != Path(path.name) and path.is_dir() else commits.find(root, name)
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else find(root, name)
         if place.parent != root.resolve():
             raise UsageError(f"{name} is not a checkpoint in {root}")
         try:
@@ -268,7 +270,7 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
             return place
         except StorageError as error:
             if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
-                commits.note_intact(error, root)
+                note_intact(error, root)
                 raise
 
 
@@ -329,7 +331,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
     recorded = list(Reader(source).epochs())
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
-    if had_none and (is_at_its_first or commits.is_unfinished(source / CHECKPOINTS)):
+    if had_none and (is_at_its_first or is_unfinished(source / CHECKPOINTS)):
         return
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
@@ -363,13 +365,13 @@ def _store(run: Run, merged: Node, was: Node, source: Path, changed: Mapping[str
 
 def _shown(changed: Mapping[str, Any]) -> list[str]:
     """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`."""
-    shown = {key: ["not set" if each is None else repr(each) for each in pair] for key, pair in changed.items()}
+    shown = {key: ["not set" if value is None else repr(value) for value in pair] for key, pair in changed.items()}
     return [f"{key}: {' -> '.join(pair)}" for key, pair in shown.items()]
 
 
 def _changes(old: Node, new: Node) -> dict[str, list[Any]]:
     """Return key -> [old value, new value] for all keys in which two configs differ; null is like a missing value."""
-    pairs = {key: [each and each.plain() for each in sides] for key, *sides in differences(old, new)}
+    pairs = {key: [node and node.plain() for node in sides] for key, *sides in differences(old, new)}
     if (moved := order_of_hooks(old, new)) is not None:
         pairs["hooks"] = [moved["a"], moved["b"]]
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

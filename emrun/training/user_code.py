@@ -57,12 +57,12 @@ def log_code_directory(plan: Plan) -> None:
 
     A module of the same name in the current directory, which is not used, is a warning.
     """
-    here = Path.cwd()
+    current = Path.cwd()
     for directory in map(Path, code_directories(plan.config)):
-        names = set() if directory.resolve() == here.resolve() else _modules_in(directory.absolute())
+        names = set() if directory.resolve() == current.resolve() else _modules_in(directory.absolute())
         if not names:
             continue
-        hidden = [name for name in names if (here / f"{name}.py").is_file() or any((here / name).glob("*.py"))]
+        hidden = [name for name in names if (current / f"{name}.py").is_file() or any((current / name).glob("*.py"))]
         _LOG.info("imported from code_directory %s: %s", directory, listed(sorted(names)), extra={"once": True})
         if hidden:
             _LOG.warning(
@@ -70,7 +70,7 @@ def log_code_directory(plan: Plan) -> None:
                 "modules here, add %s",
                 listed(sorted(hidden)),
                 directory,
-                shlex.quote(f"code_directory={here}"),
+                shlex.quote(f"code_directory={current}"),
                 extra={"once": True},
             )
 
@@ -93,9 +93,9 @@ def check_same_code(plan: Plan, exchange: Exchange) -> None:
     """
     if not ranks().several:
         return
-    own = gather(code_directories(plan.config)).record
-    different, _ = changes(exchange("versions of the code", own), own)
-    severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
+    own_code = gather(code_directories(plan.config)).record
+    different, _ = changes(exchange("versions of the code", own_code), own_code)
+    severe = [difference for difference in different if difference.startswith(_MUST_BE_SAME)]
     if severe:
         raise UsageError(
             f"this rank has other code than rank 0: {listed(severe)} (rank 0 -> this rank); start all ranks with the "
@@ -134,12 +134,12 @@ def gather(directories: Sequence[str | Path], run: Path | None = None) -> Code:
         run: the run directory, in which changes do not count; None to leave out repositories.
     """
     packages, installed = _installed()
-    own = {str(Path(each).absolute()) for each in (*directories, *user_directories())}
+    user_places = {str(Path(each).absolute()) for each in (*directories, *user_directories())}
     files = {"packages.txt": "".join(f"{name}=={version}\n" for name, version in packages.items()).encode()}
     modules: dict[str, Any] = {}
     problems: list[str] = []
     left = _MOST
-    for name, file in _user_modules(installed - own):
+    for name, file in _user_modules(installed - user_places):
         modules[name] = {"file": file, "sha256": None}
         try:
             content = _KEPT[file] if file in _KEPT else read_regular(Path(file).resolve(), left)
@@ -152,7 +152,7 @@ def gather(directories: Sequence[str | Path], run: Path | None = None) -> Code:
             files[module_path(name, file)] = content
     repositories = []
     if run is not None:
-        places = [*map(Path, directories), *sorted({Path(each["file"]).parent for each in modules.values()})]
+        places = [*map(Path, directories), *sorted({Path(module["file"]).parent for module in modules.values()})]
         for repository, diff in _repositories(places, run, problems):
             repositories.append(repository)
             if diff:
@@ -172,7 +172,7 @@ def _user_modules(installed: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield the name and the file of each imported module that belongs neither to Python nor to a package or emrun."""
     paths = sysconfig.get_paths()
     places = (paths["stdlib"], paths["platstdlib"], str(Path(emrun.__file__).parent), *installed)
-    prefixes = tuple(f"{each}{os.sep}" for each in places)
+    prefixes = tuple(f"{place}{os.sep}" for place in places)
     inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
     imported = dict(sys.modules)
     for name, module in imported.items():
@@ -213,18 +213,18 @@ def _repositories(
     directories: Sequence[Path], run: Path, problems: list[str]
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield the repositories that directories are in: what the record has of them, and the changes as a patch."""
-    found: set[Path] = set()
+    known: set[Path] = set()
     places = dict.fromkeys(path.resolve() for path in directories)
     for directory in places:
         try:
-            if any(directory.is_relative_to(each) for each in found) or not is_in_repository(directory):
+            if any(directory.is_relative_to(place) for place in known) or not is_in_repository(directory):
                 continue
             top = top_of(directory)
         except (GitError, OSError) as error:
             problems.append(f"the git repository of {directory} is left out: {error}")
-            found.add(directory)
+            known.add(directory)
             continue
-        found.add(top)
+        known.add(top)
         commit = head_of(top)
         diff = b""
         if commit is not None:
@@ -237,9 +237,9 @@ def _repositories(
 
 def _paths_that_count(top: Path, places: Iterable[Path], run: Path) -> list[str]:
     """Return patterns for git: all but the run directory; in the home directory, which has settings, only the code."""
-    found = []
+    patterns = []
     if top == expanded("~").resolve():
-        found += [f":(literal){each.relative_to(top)}" for each in places if each.is_relative_to(top)]
+        patterns += [f":(literal){each.relative_to(top)}" for each in places if each.is_relative_to(top)]
     if run.resolve().is_relative_to(top):
-        found.append(f":(exclude,literal){run.resolve().relative_to(top)}")
-    return found
+        patterns.append(f":(exclude,literal){run.resolve().relative_to(top)}")
+    return patterns

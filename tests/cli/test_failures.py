@@ -155,7 +155,10 @@ def test_an_argument_of_the_model_that_its_first_batch_refuses_is_told_with_its_
 
 def test_an_argument_that_a_hook_refuses_in_an_event_is_told_without_a_place_in_the_model(project, emrun):
     project("mine.Refuses")
-    assert emrun("train", "-q", "c.yaml").stderr.splitlines()[0] == "error: loss: is mine"
+    assert (
+        emrun("train", "-q", "c.yaml").stderr.splitlines()[0]
+        == "error: loss: is mine (in hook Refuses, before_training)"
+    )
 
 
 def test_a_library_that_a_constructor_imports_and_that_is_missing_is_told_with_what_to_install(project, emrun):

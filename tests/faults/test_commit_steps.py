@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from emrun.storage.checkpoints import weights
-from emrun.storage.checkpoints.commits import commit, find, newest
+from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.finding import find, newest
 from emrun.storage.checkpoints.manifest import Contents, verify
 from emrun.storage.checkpoints.saved_weights import read_saved
 

@@ -210,7 +210,7 @@ def has_its_files(code):
 @pytest.mark.fault("power loss: what was not flushed is lost, in part or whole", share=6)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_power_loss_at_any_moment_changes_nothing(tmp_path, small, trials, part):
-    from emrun.storage.checkpoints.commits import newest
+    from emrun.storage.checkpoints.finding import newest
 
     (tmp_path / "disk").mkdir()
     expected, moments = recorded_training(tmp_path / "disk", tmp_path / "moments", small)

@@ -12,7 +12,7 @@ from tqdm import TMonitor
 
 from emrun import AbstractHook, MainLoop
 from emrun.hooks import SaveEvery, ShowProgress, StopAfter, show_progress
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints import finding
 
 CONFIG = """
 seed: 1
@@ -275,7 +275,7 @@ def test_a_resumed_stream_is_counted_from_its_beginning(scripted, numbers, termi
     MainLoop(scripted(), numbers, hooks, fixed_epoch_size=3, skip_zeroth_epoch=True, run=run).run_training()
     hooks = [ShowProgress(), StopAfter(epochs=1)]
     loop = MainLoop(scripted(), numbers, hooks, fixed_epoch_size=3, skip_zeroth_epoch=True, run=run)
-    loop.restore(commits.newest(run.directory / "checkpoints"))
+    loop.restore(finding.newest(run.directory / "checkpoints"))
     terminal.truncate(0)
     loop.run_training()
     assert re.findall(r" (\d)/3", terminal.getvalue())[0] == "1"

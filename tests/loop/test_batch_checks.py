@@ -11,7 +11,7 @@ from doubles import Doubler, SixExamples
 
 from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.batch_checks import BatchChecks, VariableChecks
 from emrun.loop.progress import Progress
 
 
@@ -47,8 +47,8 @@ class Reader(AbstractHook):
 
 
 def checks_of(*inputs, hooks=(), optional=(), empty="error", unused="ignore", **options):
-    model = Model(*inputs, optional=optional)
-    return BatchChecks(model, list(hooks), Progress(), on_empty_batch=empty, on_unused_sources=unused, **options)
+    variables = VariableChecks(Model(*inputs, optional=optional), list(hooks), unused)
+    return BatchChecks(variables, Progress(), on_empty_batch=empty, **options)
 
 
 def messages(caplog):
@@ -305,7 +305,7 @@ def test_what_a_hook_reads_or_the_model_may_use_is_not_unused(options):
 @pytest.mark.parametrize("argument", ["on_empty_batch", "on_empty_stream", "on_unused_sources"])
 def test_a_policy_is_one_of_three(argument):
     with pytest.raises(ArgumentError, match=f"{argument}: 'raise' is not one of error, warn, ignore"):
-        BatchChecks(Model(), [], Progress(), **{argument: "raise"})
+        MainLoop(Doubler(), SixExamples(), **{argument: "raise"})
 
 
 # Outputs

@@ -20,7 +20,8 @@ from emrun.loop.checkpointer import Checkpointer
 from emrun.loop.progress import Phase, Progress
 from emrun.loop.requests import CheckpointRequests
 from emrun.loop.snapshot import Copy
-from emrun.storage.checkpoints.commits import commit, find
+from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.finding import find
 from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.run import create_run
 

@@ -9,8 +9,8 @@ import pytest
 from doubles import Doubler, LossOfOne, Numbers, SixExamples, loop_of, names, recording_hook, trained
 
 from emrun import AbstractHook, MainLoop
-from emrun.base.errors import ArgumentError, HookError, StreamError
-from emrun.hook import Loop
+from emrun.base.errors import ArgumentError, HookError, StreamError, UsageError
+from emrun.hook import Loop, TrainingAborted
 from emrun.hooks import StopAfter
 from emrun.shown import Text
 from emrun.storage.checkpoints.state_file import load_state
@@ -262,6 +262,57 @@ def test_what_hooks_read_of_the_loop_cannot_be_set(name, advice):
     with pytest.raises(HookError, match=rf"^main_loop\.{name} cannot be set: {re.escape(advice)}"):
         setattr(loop, name, 3)
     assert getattr(loop, name) == before
+
+
+def misusing(event, use):
+    """Return a hook that uses the main loop in an event."""
+    return type("Misuses", (AbstractHook,), {event: lambda self: use(self.main_loop)})()
+
+
+def count(loop):
+    loop.iterations_done = 3
+
+
+MISUSES = [
+    ("before_training", count, "before_training"),
+    ("before_batch", count, "before_batch of stream 'train'"),
+    ("before_evaluation", count, "before_evaluation"),
+    ("after_batch", count, "after_batch of stream 'train'"),
+    ("after_epoch", count, "after_epoch of epoch 0"),
+    ("after_training", count, "after_training"),
+    ("after_epoch", lambda loop: loop.record("norm", 1.0), "after_epoch of epoch 0"),
+    ("after_batch", lambda loop: loop.request_checkpoint("mine"), "after_batch of stream 'train'"),
+    ("after_epoch", lambda loop: loop.epoch(["train", "train"]), "after_epoch of epoch 0"),
+]
+
+
+@pytest.mark.parametrize(("event", "use", "place"), MISUSES)
+def test_a_wrong_use_of_the_loop_names_the_hook_and_the_event(event, use, place):
+    zeroth = event != "after_epoch"
+    loop = MainLoop(LossOfOne(), Numbers(), [misusing(event, use), StopAfter(epochs=1)], skip_zeroth_epoch=zeroth)
+    with pytest.raises((HookError, UsageError)) as raised:
+        loop.run_training()
+    assert raised.value.__notes__ == [f"in hook Misuses, {place}"]
+
+
+def test_a_wrong_use_of_the_loop_when_it_is_built_has_the_index_of_the_hook():
+    class Misuses(AbstractHook):
+        def register_mainloop(self, main_loop):
+            count(main_loop)
+
+    with pytest.raises(HookError, match=r"^main_loop\.iterations_done cannot be set") as raised:
+        MainLoop(LossOfOne(), Numbers(), [StopAfter(epochs=1), Misuses()])
+    assert raised.value.hook_index == 1
+
+
+@pytest.mark.parametrize("error", [HookError("Misuses: no such file"), TrainingAborted("the loss is too large")])
+def test_a_reason_that_a_hook_gives_is_not_named_again(error):
+    def give(loop):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        MainLoop(LossOfOne(), Numbers(), [misusing("after_batch", give)]).run_training()
+    assert not hasattr(raised.value, "__notes__")
 
 
 def test_a_hook_may_keep_values_of_its_own_on_the_loop():

@@ -15,7 +15,7 @@ from emrun.runs.columns import column, rows_of
 from emrun.runs.finding import find_runs
 from emrun.runs.pruning import Removal, better, without_best
 from emrun.runs.stored_run import StoredRun, size_below
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints import commits, finding
 from emrun.storage.checkpoints.manifest import STATE, TRAINED, check_resumable, files_to_resume, verify
 from emrun.storage.checkpoints.state_file import FILE as STATE_FILE
 from emrun.storage.files import write_atomically
@@ -89,7 +89,7 @@ def test_without_optimizer_states_checkpoints_are_intact_but_not_resumable(direc
     assert removal.size == 4000
     removal.carry_out()
     for name in ("best", "latest"):
-        place = commits.find(directory / "checkpoints", name)
+        place = finding.find(directory / "checkpoints", name)
         assert list(verify(place).files) == ["model.safetensors"]
         with pytest.raises(UsageError, match=r"has no state\.pt, so that it cannot be resumed"):
             check_resumable(place)
@@ -141,7 +141,7 @@ def test_a_manifest_is_changed_before_its_files_go(directory, monkeypatch):
 
 
 def test_a_checkpoint_of_a_newer_emrun_is_left_alone(directory):
-    place = commits.find(directory / "checkpoints", "best")
+    place = finding.find(directory / "checkpoints", "best")
     content = json.loads((place / "manifest.json").read_text())
     (place / "manifest.json").write_text(json.dumps({**content, "format": content["format"] + 1}))
     with pytest.raises(StorageError, match="is newer than this emrun supports"):

@@ -4,7 +4,7 @@ import json
 
 from ruamel.yaml import YAML
 
-from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.commits import Names, commit
 from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
@@ -37,3 +37,13 @@ def trace_of(run):
 def tree(directory):
     """Return the files below a directory: path -> content."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def give_names(place, *names):
+    known = Names(place.parent)
+    known.look()
+    known.move(dict.fromkeys(names, place.name))
+
+
+def links_in(root):
+    return {path.name: path.readlink().name for path in root.iterdir() if path.is_symlink()}

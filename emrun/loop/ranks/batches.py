@@ -124,10 +124,12 @@ class RankBatches:
         # a row of the first batch of the stream
         key = stream_name, is_changed
         if key not in self._spare:
-            own = {source: rows_of(values, 0, 1) for source, values in batch.items()} if rows else None
-            found = [each for each in self.ranks.all_gathered("spare row", in_main_memory(own)) if each is not None]
-            if found:
-                self._spare[key] = found[0]
+            first_row = {source: rows_of(values, 0, 1) for source, values in batch.items()} if rows else None
+            first_rows = [
+                each for each in self.ranks.all_gathered("spare row", in_main_memory(first_row)) if each is not None
+            ]
+            if first_rows:
+                self._spare[key] = first_rows[0]
         if key not in self._spare or (self.leaves_out and not total):
             return {source: rows_of(values, 0, 0) for source, values in batch.items()}  # it may have a row of another
 
@@ -138,8 +140,8 @@ class RankBatches:
 
     def _compare(self, whole: str, stream_name: str) -> None:
         """Check that all ranks read the same batch."""
-        others = self.ranks.all_gathered("checksum of the batch", whole)
-        different = [rank for rank, each in enumerate(others) if each != others[0]]
+        checksums = self.ranks.all_gathered("checksum of the batch", whole)
+        different = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
         if different:
             raise DifferentRanks(
                 f"rank {different[0]} reads another batch of stream {stream_name!r} than rank 0: the stream depends on "

@@ -49,12 +49,12 @@ class RankCallbacks:
         calls: list[Call] = []
         if event == "after_epoch" and not self.ranks.is_first:
             calls.append(self._exchange)
-        for is_whole, alike in itertools.groupby(
+        for is_whole, group in itertools.groupby(
             methods, lambda each: event == "after_batch" and self._is_whole(each[0])
         ):
             if is_whole:
                 calls.append(self._gather)
-            for hook, method in alike:
+            for hook, method in group:
                 if runs_on_every_rank(hook):
                     calls.append(self._as_here(hook, method, event))
                 elif self.ranks.is_first:
@@ -76,7 +76,7 @@ class RankCallbacks:
                 f"{type(hook).__name__}.after_batch takes batch_data, and several ranks have parts of each batch: set "
                 "whole_batches = True in the class, and the hook gets whole batches on rank 0, or every_rank = True, "
                 "and it gets the rows of each rank",
-                [each is hook for each in self.hooks].index(True),
+                [other is hook for other in self.hooks].index(True),
             )
         return hook.whole_batches
 
@@ -142,8 +142,8 @@ def _without_effect_on_data(method: Call) -> Call:
 
     @wraps(method)
     def called(epoch_id: int, epoch_data: EpochData) -> None:
-        own = ByStream((name, dict(values)) for name, values in epoch_data.items())
-        own.before = getattr(epoch_data, "before", {})
-        method(epoch_id=epoch_id, epoch_data=own)
+        own_data = ByStream((name, dict(values)) for name, values in epoch_data.items())
+        own_data.before = getattr(epoch_data, "before", {})
+        method(epoch_id=epoch_id, epoch_data=own_data)
 
     return called

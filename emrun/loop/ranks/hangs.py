@@ -47,11 +47,11 @@ class HangWatch:
         self._file.close()
 
     def _watch(self) -> None:
-        told = None  # the beginning of the last wait that was reported
+        reported = None  # the beginning of the last wait that was reported
         while not self._stopped.wait(min(self._limit / 4, _LONGEST_LOOK)):
             since = waits_since()
-            if since is not None and since != told and monotonic() > since + self._limit:
-                told = since
+            if since is not None and since != reported and monotonic() > since + self._limit:
+                reported = since
                 _LOG.critical(
                     "rank %d of %d has waited for the others for %.3g seconds; a rank that does not say so hangs, or "
                     "does something that takes long. `kill -USR2 PID`, with the process of the command, writes the "

@@ -98,11 +98,13 @@ class SharedRequests(Requests):
 
     def end(self, event: str, terminations: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
-        alike = [each for each in terminations if each.alike]
+        of_all_ranks = [termination for termination in terminations if termination.alike]
         if self._progress.hooks_steer and not self._progress.at_end:
-            self._wish = self._wish or next((each for each in terminations if not each.alike), None)
-        if alike:
-            super().end(event, alike)
+            self._wish = self._wish or next(
+                (termination for termination in terminations if not termination.alike), None
+            )
+        if of_all_ranks:
+            super().end(event, of_all_ranks)
 
     def end_later(self, termination: TrainingTerminated) -> None:
         """End the run with this termination at the next call of `raise_if_due`, when all ranks know it."""
@@ -154,7 +156,7 @@ class SharedRequests(Requests):
 
     def _wishes(self) -> _Wishes:
         wish = self._wish if self._progress.hooks_steer else None
-        checkpoints = [(each.name, each.on_failure) for each in self._wished] if self._ranks.is_first else []
+        checkpoints = [(wished.name, wished.on_failure) for wished in self._wished] if self._ranks.is_first else []
         ending = self._interrupts.ending
         agreed = self.ending
         if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
@@ -170,21 +172,21 @@ class SharedRequests(Requests):
 
         # what this rank has wished is known now
         self._interrupts.forget_checkpoint()
-        own = self._wished
+        own_wishes = self._wished
         self._wished = []
         if self._progress.hooks_steer:  # otherwise the wish is for after the evaluation
             self._wish = None
 
         # what any rank wants, all do
-        endings = [each.ending for each in all_wishes if each.ending is not None]
+        endings = [wishes.ending for wishes in all_wishes if wishes.ending is not None]
         strictest = max(endings, key=lambda each: each.after_batch, default=self.ending)
-        self._known.take(strictest, wants_checkpoint=any(each.wants_checkpoint for each in all_wishes))
+        self._known.take(strictest, wants_checkpoint=any(wishes.wants_checkpoint for wishes in all_wishes))
         self.pending = True
         for wishes in all_wishes:
             if wishes.end is not None:
                 super().end_later(TrainingTerminated(wishes.end.reason, limit=wishes.end.is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].checkpoints):
-            self.checkpoints.add(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
+            self.checkpoints.add(name, on_failure, own_wishes[number].instead_of if self._ranks.is_first else ())
 
 
 def one_rank(call: Callable[..., Any], requests: SharedRequests) -> Callable[..., None]:

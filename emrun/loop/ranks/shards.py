@@ -38,21 +38,21 @@ def write_together(
         RankFailed: another rank has ended, or has not written its files in time.
     """
     if commit is None:
-        there: Path | None = ranks.from_first("directory of the checkpoint", None)
-        if there is not None:
-            _written(ranks, write, there)
+        place: Path | None = ranks.from_first("directory of the checkpoint", None)
+        if place is not None:
+            _written(ranks, write, place)
         return None
-    is_told = False
+    is_broadcast = False
 
     def save(directory: Path) -> dict[str, Any]:
-        nonlocal is_told
-        is_told = True
+        nonlocal is_broadcast
+        is_broadcast = True
         return _written(ranks, write, ranks.from_first("directory of the checkpoint", directory.absolute()))
 
     try:
         return commit(save)
     finally:
-        if not is_told:
+        if not is_broadcast:
             ranks.from_first("directory of the checkpoint", None)
 
 
@@ -67,16 +67,16 @@ def _written(ranks: Ranks, write: Callable[[Path], list[Shard]], directory: Path
         error = failure
     ended = monotonic()
     reason = None if error is None else (getattr(error, "errno", None), reason_of(error))
-    found = ranks.gathered("files of the checkpoint", (shards, reason, ended - began))
-    if not found:
+    gathered = ranks.gathered("files of the checkpoint", (shards, reason, ended - began))
+    if not gathered:
         return {}
     waited = monotonic() - ended
     if error is not None:
         raise error
-    for rank, (_, reason, _) in enumerate(found):
+    for rank, (_, reason, _) in enumerate(gathered):
         if reason is not None:
             raise StorageError(reason[0] or errno.EIO, f"rank {rank} of {ranks.size}: {reason[1]}")
-    sizes = [sum(each["size"] for shard in shards for each in shard["files"].values()) for shards, _, _ in found]
-    each = [f"rank {rank} wrote {size:,} bytes in {found[rank][2]:.2f} s" for rank, size in enumerate(sizes)]
-    _LOG.info("checkpoint of shards: %s; rank 0 waited %.2f s for the others", ", ".join(each), waited)
-    return write_places(directory, [shard for shards, _, _ in found for shard in shards])
+    sizes = [sum(file["size"] for shard in shards for file in shard["files"].values()) for shards, _, _ in gathered]
+    lines = [f"rank {rank} wrote {size:,} bytes in {gathered[rank][2]:.2f} s" for rank, size in enumerate(sizes)]
+    _LOG.info("checkpoint of shards: %s; rank 0 waited %.2f s for the others", ", ".join(lines), waited)
+    return write_places(directory, [shard for shards, _, _ in gathered for shard in shards])

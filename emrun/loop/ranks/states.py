@@ -52,37 +52,37 @@ class RankStates:
     def of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
         self._later = []
-        others = state.get("ranks") or []
+        other_parts = state.get("ranks") or []
         rank = self._ranks.rank
-        is_same_size = len(others) + 1 == self._ranks.size
+        is_same_size = len(other_parts) + 1 == self._ranks.size
         if is_same_size and not rank:
             return state
-        own = others[rank - 1] if is_same_size else self._new_part(state, others)
+        part = other_parts[rank - 1] if is_same_size else self._new_part(state, other_parts)
         began = state["epoch_began"]
-        if began is not None and own["epoch_began"] is not None:
-            state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
-        of_both = {key: {**state[key], **own[key]} for key in ("model", "hooks")}
-        return {**state, **of_both, "random": own["random"], "streams": own["streams"]}
+        if began is not None and part["epoch_began"] is not None:
+            state = {**state, "epoch_began": {**began, "random": part["epoch_began"]}}
+        of_both = {key: {**state[key], **part[key]} for key in ("model", "hooks")}
+        return {**state, **of_both, "random": part["random"], "streams": part["streams"]}
 
-    def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _new_part(self, state: dict[str, Any], other_parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
-        streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
+        streams = {name: _without_checksum(position) for name, position in state["streams"].items()}
         merged = {key: hook for key, hook in keyed(self._hooks).items() if merges(hook)}
         hooks = {}
         random = state["random"]
         began = None
         if self._ranks.is_first:
             self._later = [
-                (hook, [other["hooks"][key] for other in others])
+                (hook, [part["hooks"][key] for part in other_parts])
                 for key, hook in merged.items()
-                if others and key in others[0]["hooks"]
+                if other_parts and key in other_parts[0]["hooks"]
             ]
         else:
             hooks = {key: hook.state_dict() for key, hook in merged.items()}
             with preserved_randomness():
                 seed_everything(self._seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"])
                 random = began = random_state()
-        parts = [self._model.of_rank(state["model"]), *(other["model"] for other in others)]
+        parts = [self._model.of_rank(state["model"]), *(part["model"] for part in other_parts)]
         model = self._model.of_new_rank(parts, is_first=self._ranks.is_first)
         return {"random": random, "epoch_began": began, "model": model, "hooks": hooks, "streams": streams}
 
@@ -95,5 +95,5 @@ class RankStates:
 def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position in a stream without the checksum of the last batch, of which each rank has other rows."""
     end = position.get("end_of_pass")
-    found = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
-    return {**found, "digest": None} if "digest" in found else found
+    new_position = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
+    return {**new_position, "digest": None} if "digest" in new_position else new_position

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import shlex
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
-from emrun.base.wording import did_you_mean, from_here, listed
+from emrun.base.wording import listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
+    FILE,
     Contents,
     free_place,
+    is_directory_name,
     readable_manifest,
     seal_manifest,
-    verify,
 )
-from emrun.storage.checkpoints.names import Names
 from emrun.storage.files import (
     check_owner,
     flush_directory,
     flush_lines,
+    link_atomically,
+    remove_files,
     storing,
     written_aside,
 )
+from emrun.storage.sealed import files_of
 
 _LOG = logging.getLogger(__name__)
-
-DEFAULTS = ("best", "latest")  # the names that are tried in this order if no name is given
 
 
 def commit(
@@ -90,123 +90,211 @@ def commit(
     return place
 
 
-def find(root: Path, name: str | None = None) -> Path:
-    """Return the directory of a run's checkpoint.
+def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> None:
+    """Make a checkpoint the latest one, and restore the names to the time when it was saved.
+
+    The checkpoint gets `latest` and its own names. Names of later checkpoints go back to the checkpoints that had them
+    at that time, or are removed; missing names are created again. The names of that time are those that the
+    checkpoint's state recorded, else those in the manifests that are not later.
+
+    Args:
+        place: the checkpoint, intact.
+        recorded: name -> directory, as the checkpoint's state recorded them; None if it has no record.
+        known: the present names, if the caller has them; None to read them.
+    """
+    if known is None or not _is_same(known.root, place.parent):
+        known = Names(place.parent)
+    root = known.root
+    with storing(root, "update the checkpoint names in"):
+        current = known.current()
+        contents = Contents.of(root)
+        manifests = dict(sorted(contents.manifests(root).items(), key=lambda pair: pair[1].commit))
+        manifest = manifests[place.name]
+        later = {name for name, other in manifests.items() if other.commit > manifest.commit}
+
+        # the names at the time when the checkpoint was saved
+        then = {}
+        for path, other in manifests.items():
+            if path not in later:
+                then.update(dict.fromkeys(other.names, path))
+        if recorded is not None:
+            then = {name: path for name, path in then.items() if name in recorded}
+            for name, path in recorded.items():
+                if path in contents.checkpoints and path not in later:
+                    then[name] = path
+
+        # those that others have now
+        moved = set(later)
+        if recorded is not None:
+            moved.add(place.name)  # names may move to it without a new checkpoint
+        moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
+
+        # those that were not there, or were about to be removed
+        given_up = []
+        for name, path in current.items():
+            is_first_name = path in manifests and name in manifests[path].names
+            if path in later and name not in then and name != "latest":
+                _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
+                given_up.append(name)
+            elif recorded is not None and name not in recorded and path not in moved and is_first_name:
+                given_up.append(name)  # its removal was due
+        missing = sorted(name for name in moves if name not in current and name != "latest")
+    if missing:
+        _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
+    known.move({**moves, **dict.fromkeys(("latest", *manifest.names), place.name)}, given_up)
+
+
+class Names:
+    """The names of a run's checkpoints and the number of commits, kept in memory by the process that writes the run.
+
+    There may be thousands of names, so they are read again only if the times of the directory show that another process
+    changed it.
+
+    A checkpoint is deleted only if a move takes its last name, or if a failed commit left it without a first name. An
+    empty directory `.tmp-<checkpoint>` marks such a checkpoint beforehand, so that the next process can delete it if
+    this one is killed. Other checkpoints without a name are not deleted: a copy of the run may have lost the links.
 
     Args:
         root: the directory of the run's checkpoints.
-        name: the checkpoint's name or directory name; None for `best` or, if that is missing, `latest`.
-
-    Raises:
-        UsageError: the checkpoint does not exist; the message lists those that do.
     """
-    content = Contents.of(root)
 
-    # a link, or a directory
-    candidates = (name,) if name else DEFAULTS
-    for candidate in candidates:
-        path = root / candidate
-        if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
-            target = path.resolve()
-            if target.parent != root.resolve():
-                raise StorageError(errno.ELOOP, f"{path} leads to {target}, which is not beside it")
-            return target
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commits = 0
+        """The highest commit number of the checkpoints."""
+        self._of: dict[str, str] = {}
+        self._asides: list[str] = []  # left behind by killed processes and failed commits
+        self._expected: Path | None = None  # marks the checkpoint that is committed and has no name yet
+        self._seen: tuple[int, ...] | None = None
 
-    # a copy of the run may have lost the links
-    manifests = {}
-    if not content.links and not content.others:
-        manifests = content.manifests(root)
-    for candidate in candidates:
-        named = [place for place, manifest in manifests.items() if candidate in manifest.names]
-        if named:
-            return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
+    def current(self) -> dict[str, str]:
+        """Return name -> directory, without broken links."""
+        self.look()
+        return dict(self._of)
 
-    # neither
-    names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    names = [directory for directory in names if not directory.startswith(".")]
-    wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"
-    raise UsageError(f"{root}: {wanted} available: {listed(names)}")
+    def look(self) -> None:
+        """Read the directory if another process has changed it."""
+        if self._seen is not None and self._seen == _times_of(self.root):
+            return
+        self._seen = _times_of(self.root)
+        contents = Contents.of(self.root)
+        self._of = {name: target for name, target in contents.links.items() if target in contents.checkpoints}
+        self._asides = contents.asides
+        self._expected = None
+        self.commits = max((_commit_of(self.root / name) for name in contents.checkpoints), default=0)
 
+    def expect(self, place: Path) -> None:
+        """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
+        self.commits += 1
+        self._seen = None
+        self._expected = self.root / f"{ASIDE}{place.name}"
+        _make_aside(self._expected)
 
-def newest(root: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, and log a warning about newer ones that are damaged.
+    def give_up_expecting(self) -> None:
+        """Remove the mark of `expect` if the checkpoint was not committed."""
+        if self._expected is not None and not (self.root / self._expected.name.removeprefix(ASIDE)).exists():
+            with suppress(OSError):
+                self._expected.rmdir()
+            self._expected = None
 
-    Returns:
-        None if the run has no checkpoint.
+    def move(self, names: Mapping[str, str], given_up: Iterable[str] = (), *, deletes: bool = True) -> None:
+        """Give names to checkpoints, remove other names, and delete the checkpoints that lose their last name.
 
-    Raises:
-        StorageError: all checkpoints are damaged.
-        StateError: a field of the newest manifest has an invalid value.
-    """
-    content = Contents.of(root)
-    manifests = content.manifests(root)
+        Args:
+            names: name -> directory.
+            given_up: names to remove; those that are also in `names` stay.
+            deletes: whether to delete the checkpoints that lose their last name.
 
-    def order(name: str) -> tuple[int, str]:
-        """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
-        before = [manifest.commit for directory, manifest in manifests.items() if directory <= name]
-        manifest = manifests.get(name)
-        return max(before, default=0) if manifest is None else manifest.commit, name
+        Raises:
+            StorageError: the operation failed; the next move deletes the checkpoints that this one did not delete.
+        """
+        root = self.root
+        given_up = [name for name in given_up if name not in names]
+        self._seen = None
+        with storing(root, "update the checkpoint names in"):
+            before = {self._of[name] for name in (*names, *given_up) if name in self._of}
+            for name in given_up:
+                self._of.pop(name, None)
+            self._of.update(names)
+            nameless = before - set(self._of.values()) if deletes else set()
+            for checkpoint in nameless:
+                _make_aside(root / f"{ASIDE}{checkpoint}")
+            for name, directory in names.items():
+                link_atomically(root / name, directory)
+            flush_directory(root)
+        with storing(root, "delete old checkpoints in"):
+            for name in given_up:
+                (root / name).unlink(missing_ok=True)
+            if self._expected is not None:
+                self._expected.rmdir()
+            if nameless or self._asides:
+                self._delete(nameless)
+            self._seen = _times_of(root)
+            self._expected = None
 
-    damaged: list[str] = []
-    for place in [root / name for name in sorted(content.checkpoints, key=order, reverse=True)]:
-        try:
-            verify(place)
-        except ReadTimeout:
-            raise
-        except StorageError as error:
-            if not place.is_dir():
-                return newest(root)  # the run is still writing and deleted it: there is a newer one
-            damaged.append(str(error))
-            continue
-        for message in damaged:
-            _LOG.warning("%s; continuing from %s instead", message, place.name)
-        return place
-    if damaged:
-        raise StorageError("\n  ".join((f"no checkpoint of {root} is intact:", *damaged)))
-    return None
-
-
-def check_names(root: Path) -> None:
-    """Check that the names of a run's checkpoints are links.
-
-    Raises:
-        UsageError: some are directories, as in a copy of the run that followed links.
-    """
-    content = Contents.of(root)
-    known = list(content.manifests(root).values()) if content.others else []
-    ways = []
-    for name in sorted(content.others):
-        place = from_here(root / name)
-        manifest = readable_manifest(root / name)
-        shown = shlex.quote(str(place))
-        if manifest is not None and manifest not in known:  # the only copy of a checkpoint
-            ways.append(f"mv {shown} {shlex.quote(str(free_place(place.parent, manifest.iteration)))}")
-            known.append(manifest)
-        elif manifest is not None or not any((root / name).iterdir()):
-            ways.append(f"rm -r {shown}")
-        else:
-            ways.append(f"move {shown} elsewhere: it is not a checkpoint")
-    if ways:
-        raise UsageError(
-            f"{from_here(root)} has directories instead of links, as a copy that followed links has: it can be "
-            f"evaluated, but not resumed. Copy the run again with `cp -a`, or do this: {'; '.join(ways)}"
-        )
-
-
-def note_intact(error: StorageError, root: Path) -> None:
-    """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
-    if isinstance(error, ReadTimeout):
-        return
-    intact = []
-    content = Contents.of(root)
-    names = {target: name for name, target in sorted(content.links.items())}
-    for directory in sorted((*content.checkpoints, *content.others)):
-        with suppress(StorageError, StateError):
-            verify(root / directory)
-            intact.append(names.get(directory, directory))
-    error.add_note(f"intact checkpoints: {listed(intact)}")
+    def _delete(self, nameless: Iterable[str]) -> None:
+        """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
+        root = self.root
+        named = set(Contents.of(root).links.values())
+        marked = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
+        unfinished = [name for name in marked if is_directory_name(name)]
+        for checkpoint in (*nameless, *unfinished):
+            place = root / checkpoint
+            if checkpoint in named or not place.is_dir():
+                continue
+            files = _own_files(place)
+            if set(place.iterdir()) <= set(files):
+                place.rename(root / f"{ASIDE}{checkpoint}")  # no process sees a checkpoint with half its files
+            else:
+                remove_files(files, place)
+                _LOG.warning("%s stays, with files that the run has not written", place)
+        for name in (*self._asides, *(f"{ASIDE}{checkpoint}" for checkpoint in nameless)):
+            if (root / name).exists():
+                shutil.rmtree(root / name)
+        self._asides = []
 
 
-def is_unfinished(root: Path) -> bool:
-    """Return whether a process was killed while it wrote a checkpoint."""
-    return bool(Contents.of(root).asides)
+def _own_files(place: Path) -> list[Path]:
+    """Return the files of a checkpoint, the manifest first; a folder or pipe with their name is not of the run."""
+    files = [place / name for name in files_of(place / FILE)]
+    return [path for path in files if path.is_file() and not path.is_symlink()]
+
+
+def _make_aside(aside: Path) -> None:
+    """Make the empty directory that marks a checkpoint to be deleted; the checkpoint is renamed to it."""
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+    aside.mkdir()
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
+
+
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())
+
+
+def _times_of(directory: Path) -> tuple[int, ...] | None:
+    """Return values that differ after a change of the directory's entries; None if the directory is missing."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _commit_of(place: Path) -> int:
+    """Return the commit number of a checkpoint; 0 if it is damaged or another process deletes it."""
+    with suppress(FileNotFoundError):
+        status = place.stat()
+        return _known_commit_of(place, status.st_ino, status.st_mtime_ns)
+    return 0
+
+
+@cache
+def _known_commit_of(place: Path, inode: int, changed: int) -> int:
+    """Return the same; the manifest is not read again while the directory has not changed."""
+    manifest = readable_manifest(place)
+    return 0 if manifest is None else manifest.commit

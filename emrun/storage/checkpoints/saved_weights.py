@@ -20,7 +20,7 @@ from torch import Tensor
 
 from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.wording import few, in_one_line
-from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.finding import find, note_intact
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST, SHARDS, verify
 from emrun.storage.checkpoints.shards import read_tensors
 from emrun.storage.checkpoints.state_file import is_compressed
@@ -100,17 +100,17 @@ def _of_run(path: Path) -> SavedWeights:
     root = path / CHECKPOINTS
     while True:
         try:
-            place = commits.find(root, "best")
+            place = find(root, "best")
             which = "best"
         except UsageError:
-            place = commits.find(root)
+            place = find(root)
             which = "the run has no best; latest"
         try:
             verify(place)
             weights = _of_file(_weights_in(place))
         except StorageError as error:
-            if commits.find(root) == place:
-                commits.note_intact(error, root)
+            if find(root) == place:
+                note_intact(error, root)
                 raise
             continue
         return SavedWeights(f"{path} ({which}: {place.name})", weights.tensors, weights.others)

@@ -13,7 +13,8 @@ from emrun.base.encoding import Rows
 from emrun.base.errors import RankFailed, StorageError
 from emrun.loop.ranks.shards import write_together
 from emrun.ranks.group import join
-from emrun.storage.checkpoints.commits import commit, newest
+from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.finding import newest
 from emrun.storage.checkpoints.manifest import Contents, verify
 from emrun.storage.checkpoints.shards import read_tensors, write_shard
 from emrun.storage.checkpoints.weights import FILE

@@ -10,19 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from storage.committing import FILES, commit_at, names_in, save, sealed
+from storage.committing import FILES, commit_at, give_names, links_in, names_in, save, sealed
 
-from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError, exit_status
-from emrun.storage.checkpoints.commits import commit, find, note_intact
-from emrun.storage.checkpoints.manifest import FORMAT, verify
-from emrun.storage.checkpoints.names import Names
+from emrun.base.errors import StateError, StorageError, exit_status
+from emrun.storage.checkpoints.commits import Names, commit, go_back_to
+from emrun.storage.checkpoints.finding import find
+from emrun.storage.checkpoints.manifest import FILE, FORMAT, verify
 from emrun.storage.files import read_regular
-
-
-def name(place, *names):
-    known = Names(place.parent)
-    known.look()
-    known.move(dict.fromkeys(names, place.name))
 
 
 def tree(directory):
@@ -116,7 +110,7 @@ def test_iterations_of_more_than_eight_digits_are_checkpoints_too(root):
 def test_moving_a_name_deletes_what_lost_its_last_one(root):
     first = commit_at(root, 1, "latest")
     commit_at(root, 2, "best")
-    name(first, "best")
+    give_names(first, "best")
     assert names_in(root) == ["best", "it-00000001", "latest"]
 
 
@@ -287,69 +281,6 @@ def test_a_damaged_checkpoint_does_not_keep_a_new_one_from_being_saved(root):
     assert verify(place).commit == 3
 
 
-@pytest.fixture
-def named(root):
-    commit_at(root, 1, "epoch-1")
-    commit_at(root, 2, "latest")
-    return root
-
-
-def test_a_checkpoint_is_found_by_its_name_or_directory(named):
-    assert find(named, "epoch-1") == find(named, "it-00000001") == named / "it-00000001"
-
-
-def test_the_default_is_best_or_else_latest(named):
-    assert find(named) == named / "it-00000002"
-    name(named / "it-00000001", "best")
-    assert find(named) == named / "it-00000001"
-    assert find(named, "latest") == named / "it-00000002"
-
-
-def test_in_a_copy_without_links_names_are_those_of_the_manifests(named):
-    commit_at(named, 3, "latest", "best")
-    for path in [path for path in named.iterdir() if path.is_symlink()]:
-        path.unlink()
-    assert find(named) == find(named, "best") == find(named, "latest") == named / "it-00000003"
-    assert find(named, "epoch-1") == named / "it-00000001"
-    with pytest.raises(UsageError, match="no checkpoint 'epoch-2'"):
-        find(named, "epoch-2")
-
-
-def test_a_name_that_points_at_nothing_is_not_found(named):
-    (named / "best").symlink_to("it-00000099")
-    assert find(named) == named / "it-00000002"
-    with pytest.raises(UsageError):
-        find(named, "best")
-
-
-def test_an_unknown_name_lists_what_there_is(named):
-    with pytest.raises(UsageError) as raised:
-        find(named, "bset")
-    there = "epoch-1, it-00000001, it-00000002, latest"
-    assert str(raised.value) == f"{named}: no checkpoint 'bset'; available: {there}"
-    assert exit_status(raised.value) == 2
-    with pytest.raises(UsageError, match=r"no checkpoint 'lastest'; did you mean 'latest'\? available: epoch-1, "):
-        find(named, "lastest")
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_without_any_checkpoint_there_is_nothing(root, exists):
-    if exists:
-        root.mkdir()
-    with pytest.raises(UsageError, match="no checkpoint; available: nothing"):
-        find(root)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["..", ".", "../checkpoints", "../checkpoints/latest", "it-00000001/", "./latest", "latest/..", ".tmp-1", "{root}"],
-)
-def test_a_name_is_not_a_path(named, name):
-    (named / ".tmp-1").mkdir()
-    with pytest.raises(UsageError, match="no checkpoint"):
-        find(named, name.format(root=named / "latest"))
-
-
 def test_a_manifest_with_a_wrong_field_does_not_keep_a_new_checkpoint_from_being_saved(root, place):
     sealed(place, names=["../x"])
     assert verify(commit_at(root, 130)).commit == 1
@@ -376,10 +307,101 @@ def test_a_commit_looks_at_no_other_checkpoint(root, monkeypatch):
     assert len(set(counts[2:])) == 1, counts
 
 
-def test_what_is_intact_is_not_looked_for_where_files_cannot_be_read_in_time(tmp_path):
-    commit(tmp_path, lambda place: (place / "state.pt").touch(), epoch=1, iteration=2, names=("best",))
-    late, damaged = ReadTimeout("no answer"), StorageError("damaged")
-    note_intact(late, tmp_path)
-    note_intact(damaged, tmp_path)
-    assert not hasattr(late, "__notes__")
-    assert damaged.__notes__ == ["intact checkpoints: best"]
+def unlinked(root, *names):
+    for name in names or [path.name for path in root.iterdir() if path.is_symlink()]:
+        (root / name).unlink()
+
+
+def test_names_that_are_missing_come_back_as_they_were_recorded(root):
+    commit_at(root, 1, "best", "epoch-1")
+    place = commit_at(root, 2, "latest")
+    unlinked(root)
+    go_back_to(place, {"best": "it-00000001", "latest": "it-00000002"})
+    assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}  # epoch-1 had been given up
+
+
+def test_names_without_a_record_come_back_from_the_manifests_that_are_not_later(root):
+    commit_at(root, 1, "best", "epoch-1", "latest")
+    place = commit_at(root, 2, "latest", "epoch-2")
+    commit_at(root, 3, "best", "epoch-3")
+    unlinked(root)
+    go_back_to(place)
+    expected = {"best": "it-00000001", "epoch-1": "it-00000001", "latest": "it-00000002", "epoch-2": "it-00000002"}
+    assert links_in(root) == expected
+    assert (root / "it-00000003").is_dir()  # it never had a name that this process saw
+
+
+def test_a_recorded_name_whose_checkpoint_is_gone_comes_back_from_the_manifests(root):
+    commit_at(root, 1, "best", "latest")
+    place = commit_at(root, 2, "latest")
+    unlinked(root)
+    go_back_to(place, {"best": "it-00000007", "latest": "it-00000002"})
+    assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}
+
+
+def test_a_checkpoint_that_lost_its_name_outside_of_this_process_is_not_deleted(root):
+    commit_at(root, 1, "best")
+    place = commit_at(root, 2, "latest")
+    shutil.copytree(place, root / "it-00000002-5")
+    unlinked(root, "best")
+    commit_at(root, 3, "latest")
+    assert names_in(root) == ["it-00000001", "it-00000002-5", "it-00000003", "latest"]
+
+
+def test_a_name_that_a_killed_process_had_to_remove_is_removed(root):
+    commit_at(root, 1, "epoch-1")
+    place = commit_at(root, 2, "epoch-2", "latest")
+    (root / "mine").symlink_to("it-00000002")
+    go_back_to(place, {"epoch-2": "it-00000002", "latest": "it-00000002"})
+    assert names_in(root) == ["epoch-2", "it-00000002", "latest", "mine"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_not_a_link_is_not_replaced_by_one(root, kind):
+    commit_at(root, 1, "latest")
+    if kind == "file":
+        (root / "best").write_text("mine")
+    else:
+        (root / "best").mkdir()
+    with pytest.raises(StorageError, match=r"best: it is not a link; move it elsewhere"):
+        commit_at(root, 2, "best")
+    assert (root / "best").exists() and not (root / "best").is_symlink()
+    assert verify(find(root, "latest")).iteration == 1
+
+
+def test_a_file_that_the_user_has_put_into_a_checkpoint_is_not_deleted_with_it(root):
+    notes = commit_at(root, 1, "latest") / "notes"
+    notes.write_text("mine")
+    commit_at(root, 2, "latest")
+    assert [path.name for path in notes.parent.iterdir()] == ["notes"]
+
+
+def test_a_link_that_another_process_made_keeps_a_checkpoint(root):
+    known = Names(root)
+    for iteration in (1, 2):
+        commit(root, save, epoch=0, iteration=iteration, names=["latest"], known=known)
+        (root / f"mine-{iteration}").symlink_to(f"it-{iteration:08d}")
+    commit(root, save, epoch=0, iteration=3, names=["latest"], known=known)
+    assert names_in(root) == [*(f"it-{n:08d}" for n in (1, 2, 3)), "latest", "mine-1", "mine-2"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_folder_or_link_with_the_name_of_a_file_stays_when_its_checkpoint_is_deleted(root, kind, tmp_path):
+    place = commit_at(root, 1, "latest")
+    name = next(each.name for each in place.iterdir() if each.name != FILE)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (place / name).unlink()
+    if kind == "folder":
+        (tmp_path / "mine").rename(place / name)
+    else:
+        (place / name).symlink_to(tmp_path / "mine")
+    commit_at(root, 2, "latest")
+    assert (place / name / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_an_error_of_storage(root):
+    root.parent.mkdir(exist_ok=True)
+    root.write_text("mine")
+    with pytest.raises(StorageError, match="Not a directory"):
+        find(root)

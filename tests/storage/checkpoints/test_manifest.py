@@ -12,7 +12,8 @@ import pytest
 from storage.committing import FILES, commit_at, save, sealed
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, exit_status
-from emrun.storage.checkpoints.commits import commit, newest
+from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.finding import newest
 from emrun.storage.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
