@@ -321,8 +321,8 @@ def _end(ending: Ending, experiments: Sequence[Ranked]) -> int:
     every_result = [result for _, results in experiments for result in results]
     left = [result for result in every_result if result.status not in DONE]
     if left:
-        again = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
-        print_error(f"{len(every_result) - len(left)} of {len(every_result)} trials done\n{again}")
+        command = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
+        print_error(f"{len(every_result) - len(left)} of {len(every_result)} trials done\n{command}")
     if ending.signal_number is not None:
         end_by_signal(ending.signal_number)
     return ending.exit_status

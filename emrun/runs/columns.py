@@ -174,11 +174,11 @@ def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
     Raises:
         UsageError: no run has one of them; the message has the nearest name.
     """
-    for asked in columns:
-        if asked.name not in FACTS and rows and all(asked.of(row) is MISSING for row in rows):
+    for wanted in columns:
+        if wanted.name not in FACTS and rows and all(wanted.of(row) is MISSING for row in rows):
             names = {*FACTS, *_names_in(rows[0].run)}
-            bare = asked.name.removeprefix(f"{asked.which}:")
-            what = "recorded the statistic" if asked.address else "a value in its config with the key"
+            bare = wanted.name.removeprefix(f"{wanted.which}:")
+            what = "recorded the statistic" if wanted.address else "a value in its config with the key"
             if any(known.endswith(f"/{bare}") for known in names):
                 what = "a value in its config, or a statistic with its stream,"
             ends = [name for name in names if name.endswith(f".{bare}")]
