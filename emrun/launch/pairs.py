@@ -97,8 +97,9 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
     """
     trials_of_sides = [[_known(side, trial, finished) for trial in side.experiment({}).trials] for side in sides]
     pairs = []
-    for (a, instead_of_a), (b, instead_of_b) in zip(*trials_of_sides, strict=True):
-        pairs.append(Pair(sides[0], (a, b), (instead_of_a, instead_of_b)))
+    for same_seed in zip(*trials_of_sides, strict=True):
+        trials, instead = zip(*same_seed, strict=True)
+        pairs.append(Pair(sides[0], trials, instead))
     return pairs
 
 
