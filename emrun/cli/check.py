@@ -193,9 +193,12 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
         for name, counts in labels.items()
         if counts
     }
-    values = list(dict.fromkeys(value for shares_ in shares.values() for value in shares_))
-    values.sort(key=lambda value: -max(shares_.get(value, 0) for shares_ in shares.values()))
-    rows = [[value, *(f"{shares_.get(value, 0):.1%}" for shares_ in shares.values())] for value in values[:MOST_ROWS]]
+    values = list(dict.fromkeys(value for stream_shares in shares.values() for value in stream_shares))
+    values.sort(key=lambda value: -max(stream_shares.get(value, 0) for stream_shares in shares.values()))
+    rows = [
+        [value, *(f"{stream_shares.get(value, 0):.1%}" for stream_shares in shares.values())]
+        for value in values[:MOST_ROWS]
+    ]
     if len(values) > MOST_ROWS:
         rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in shares)])
     return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))

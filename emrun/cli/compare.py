@@ -129,7 +129,7 @@ def compare(
     directory = resolved(output_dir or output_root / f"{a.get('name') or a.name}_compare")
     sides = [Trials(config, (), settings, directory) for config in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
-    commands = [["train", source, *overrides_] for source, overrides_ in zip(sources, overrides, strict=True)]
+    commands = [["train", source, *words] for source, words in zip(sources, overrides, strict=True)]
     with only_json():
         ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:

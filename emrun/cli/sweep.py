@@ -129,8 +129,8 @@ def _settings(loaded: Config) -> Sweep:
     if section is not None and not isinstance(section.value, dict | None):
         check_statically(loaded)
     try:
-        arguments_ = None if section is None else section.plain()
-        return Sweep(**(arguments_ or {}))
+        values = None if section is None else section.plain()
+        return Sweep(**(values or {}))
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise
