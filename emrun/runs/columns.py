@@ -153,8 +153,8 @@ def rows_of(runs: Iterable[StoredRun], root: Path, columns: Sequence[Column], no
         columns: all that will be asked for.
         now: the time; by default that of the system.
     """
-    addresses = [column_.address for column_ in columns if column_.address is not None]
-    with_best = any(column_.name in ("best", "best_epoch") for column_ in columns)
+    addresses = [wanted.address for wanted in columns if wanted.address is not None]
+    with_best = any(wanted.name in ("best", "best_epoch") for wanted in columns)
     now = datetime.now().astimezone() if now is None else now
     runs = list(runs)
     looks = functools.cache(lambda: looks_by_config(runs))
