@@ -52,9 +52,9 @@ class Times:
             return sum(profile.get(key, ()))
 
         model = {name: total(f"eval_batch_{name}") for name in streams}
-        within = total("hooks_in_updates")
+        in_hooks = total("hooks_in_updates")
         for name in trained[:1]:
-            model[name] = max(0.0, model[name] - within)
+            model[name] = max(0.0, model[name] - in_hooks)
         times = cls(
             0.0,
             {name: total(f"read_batch_{name}") for name in streams},

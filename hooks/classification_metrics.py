@@ -101,11 +101,11 @@ class ClassificationMetrics(ClassHook):
     def _check_writes(self) -> None:
         names = {name.partition("/")[0] for name in self.writes}
         for other in (*self.main_loop.hooks, self.main_loop.model):
-            taken = sorted(names & {name.partition("/")[0] for name in declared(other, "writes") or ()})
-            if taken and other is not self:
+            clashing = sorted(names & {name.partition("/")[0] for name in declared(other, "writes") or ()})
+            if clashing and other is not self:
                 kind = type(other).__name__
                 raise HookError(
-                    f"ClassificationMetrics: {kind} writes {taken[0]!r} too; set another var_prefix, such as class_",
+                    f"ClassificationMetrics: {kind} writes {clashing[0]!r} too; set another var_prefix, such as class_",
                     self._index,
                     (self._prefix,) if self._prefix else (),
                 )

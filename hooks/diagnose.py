@@ -149,8 +149,10 @@ class Diagnose(AbstractHook):
         self._drop()
         loop = self.main_loop
         with torch.no_grad():
-            judged = findings(look.activations, look.updates.changes, look.update, loop.model.step_values().get("loss"))
-        self._verdicts.give(look.update, judged, is_resumed=self._begin > 0)
+            judgements = findings(
+                look.activations, look.updates.changes, look.update, loop.model.step_values().get("loss")
+            )
+        self._verdicts.give(look.update, judgements, is_resumed=self._begin > 0)
 
 
 class _Look:

@@ -69,12 +69,12 @@ class LogVariables(AbstractHook):
         aggregations = read(variables, (LAST,)) if variables else {}
         self.variables = None if variables is None else list(aggregations)
         self._aggregations = None if variables is None else aggregations
-        asked = [
+        statistics = [
             name if aggregation == "mean" else f"{name}/{aggregation}"
             for name, names in aggregations.items()
             for aggregation in names
         ]
-        self._means = None if variables is None else asked
+        self._means = None if variables is None else statistics
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
         if not self._every.is_within_epochs and any(names != ["mean"] for names in aggregations.values()):

@@ -92,8 +92,8 @@ class SaveEvery(SaveLatest):
         """Return how many checkpoints a run keeps at most; see `SaveLatest`."""
         count = self._every.interval.count
         unit = self._every.interval.unit
-        made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
-        return self._keep if made is None else min(made, self._keep or made)
+        already_made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
+        return self._keep if already_made is None else min(already_made, self._keep or already_made)
 
     def _request_if_due(self) -> None:
         """Request a checkpoint if one is due, at the end of the window of `model.accumulate`: that is what is saved."""

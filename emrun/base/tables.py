@@ -123,8 +123,8 @@ class Table:
         if space is None or _sum(sizes) <= space:
             return sizes
         body = [max(map(columns, cells)) for cells in zip(*self.rows, strict=True)] or [0] * len(sizes)
-        fixed = [inside if side == "right" else 0 for inside, side in zip_longest(body, self.align)]
-        least = [min(size, max(inside, _LEAST)) for size, inside in zip(sizes, fixed, strict=True)]
+        fixed = [body_width if side == "right" else 0 for body_width, side in zip_longest(body, self.align)]
+        least = [min(size, max(fixed_width, _LEAST)) for size, fixed_width in zip(sizes, fixed, strict=True)]
         capped = (
             [max(low, min(size, cap)) for low, size in zip(least, sizes, strict=True)] for cap in range(space, 0, -1)
         )

@@ -100,8 +100,8 @@ def check(
     # what is printed
     if as_json:
         reports = {"data": data_report, "numerics": proofs}
-        asked = {name: report for name, report in reports.items() if report is not None}
-        print_json({"problems": [], "contract": contract, **asked})
+        requested = {name: report for name, report in reports.items() if report is not None}
+        print_json({"problems": [], "contract": contract, **requested})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
@@ -193,9 +193,12 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
         for name, counts in labels.items()
         if counts
     }
-    values = list(dict.fromkeys(value for shares_ in shares.values() for value in shares_))
-    values.sort(key=lambda value: -max(shares_.get(value, 0) for shares_ in shares.values()))
-    rows = [[value, *(f"{shares_.get(value, 0):.1%}" for shares_ in shares.values())] for value in values[:MOST_ROWS]]
+    values = list(dict.fromkeys(value for stream_shares in shares.values() for value in stream_shares))
+    values.sort(key=lambda value: -max(stream_shares.get(value, 0) for stream_shares in shares.values()))
+    rows = [
+        [value, *(f"{stream_shares.get(value, 0):.1%}" for stream_shares in shares.values())]
+        for value in values[:MOST_ROWS]
+    ]
     if len(values) > MOST_ROWS:
         rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in shares)])
     return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))
@@ -225,18 +228,18 @@ def _contract(contract: Json) -> Iterator[str]:
     for name, stream in contract["streams"].items():
         count = stream["batches"]
         head = [name, f"{stream['runs']}{f', {count} batches' if count is not None else ''}"]
-        for source, seen in stream["sources"].items():
-            used_by = ", ".join(seen["used_by"]) or ("nothing" if stream["runs"] != "not used in training" else "")
-            rows.append([*head, source, seen["dtype"], seen["shape"], seen["range"], used_by])
+        for source, info in stream["sources"].items():
+            used_by = ", ".join(info["used_by"]) or ("nothing" if stream["runs"] != "not used in training" else "")
+            rows.append([*head, source, info["dtype"], info["shape"], info["range"], used_by])
             head = ["", ""]
         if not stream["sources"]:
             rows.append([*head, "no batches", "", "", "", ""])
     yield table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"])
-    if used := ", ".join(f"{key}: {count}" for key, count in contract["reading"].items() if count):
-        yield f"\nstreams are read ahead with {used}"
+    if reading := ", ".join(f"{key}: {count}" for key, count in contract["reading"].items() if count):
+        yield f"\nstreams are read ahead with {reading}"
 
     # the outputs and metrics of the model
-    rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
+    rows = [[name, info["dtype"], info["shape"], info["range"]] for name, info in contract["outputs"].items()]
     yield "\n" + table(rows, ["output", "dtype", "shape", "range"])
     for stream, values in contract["statistics"].items():
         shown = ", ".join(f"{name} {value:.4g}" for name, value in statistics(values))

@@ -129,7 +129,7 @@ def compare(
     directory = resolved(output_dir or output_root / f"{a.get('name') or a.name}_compare")
     sides = [Trials(config, (), settings, directory) for config in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
-    commands = [["train", source, *overrides_] for source, overrides_ in zip(sources, overrides, strict=True)]
+    commands = [["train", source, *words] for source, words in zip(sources, overrides, strict=True)]
     with only_json():
         ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
@@ -206,11 +206,13 @@ def _train(
     pairs = list(planned_pairs)
     while len(results[0]) < len(pairs):
         pair = pairs[len(results[0])]
-        of = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
+        command_by_directory = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
 
-        def started_with(trial: Trial, ends: Path, of: dict[Path, list[str]] = of) -> list[str]:
+        def started_with(
+            trial: Trial, ends: Path, command_by_directory: dict[Path, list[str]] = command_by_directory
+        ) -> list[str]:
             return arguments(
-                command_of(of[trial.directory], trial),
+                command_of(command_by_directory[trial.directory], trial),
                 trial.directory,
                 settings.objective,
                 "--metric",

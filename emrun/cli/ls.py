@@ -70,10 +70,10 @@ def ls(
         usual += _LONG
     shown = [column(name) for name in names] or [FACTS[name] for name in usual]
     key = column(sort.removeprefix("-"))
-    asked = [*shown, key]
+    wanted_columns = [*shown, key]
     if as_json:
-        asked.append(FACTS["best"])
-    every_row, rows = chosen(find_runs(root, deep=recursive), root, wanted, asked)
+        wanted_columns.append(FACTS["best"])
+    every_row, rows = chosen(find_runs(root, deep=recursive), root, wanted, wanted_columns)
     if not (everything or wanted or (every_row and every_row[0].run.directory == root)):
         rows = [row for row in rows if row.run.iterations_done or row.run.status in ("running", "killed", "damaged")]
     having = [row for row in rows if key.of(row) is not MISSING]
@@ -176,8 +176,8 @@ def _tell(root: Path, every_row: Sequence[Row], rows: Sequence[Row], *, has_cond
     if not every_row:
         print_error(f"no runs in {root} (-r also searches the directories below)")
     elif len(every_row) > len(rows):
-        early = "they ended before the first iteration; -a shows them"
-        why = "they do not meet the conditions" if has_conditions else early
+        ended_early = "they ended before the first iteration; -a shows them"
+        why = "they do not meet the conditions" if has_conditions else ended_early
         print_error(f"{counted(len(every_row) - len(rows), 'run')} not shown: {why}")
     problems = [f"{in_one_line(row.name)}: {in_one_line(problem)}" for row in rows for problem in row.run.problems]
     for problem in problems[:_MOST_PROBLEMS]:

@@ -143,13 +143,13 @@ def run_as_json(directory: Path, training: Training | None = None) -> Json:
 
 def _measured(training: Training) -> Json:
     """Return what this process has measured."""
-    used = training.main_loop.time
+    timing = training.main_loop.time
     unit = 1 if sys.platform == "darwin" else 1024
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and torch.cuda.is_initialized()
     return {
-        "seconds": {"training": used.seconds, "rest": time.monotonic() - _BEGAN - used.seconds},
-        "examples_per_second": used.examples / used.seconds if used.examples and used.seconds else None,
+        "seconds": {"training": timing.seconds, "rest": time.monotonic() - _BEGAN - timing.seconds},
+        "examples_per_second": timing.examples / timing.seconds if timing.examples and timing.seconds else None,
         "peak_memory": {
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
             "gpu": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,

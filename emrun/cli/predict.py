@@ -63,7 +63,7 @@ def predict(
     names = None if variables is None else [name.strip() for name in variables.split(",")]
     try:
         with unwound_by_sigterm(), users_code():
-            made = predict_stream(
+            predictions = predict_stream(
                 directory, stream, output, overrides, config, checkpoint, names, classes=classes, overwrite=overwrite
             )  # fmt: skip
     except Interrupted as error:
@@ -77,14 +77,21 @@ def predict(
         print_json(
             {
                 "file": expanded(output),
-                "rows": made.rows,
-                "columns": made.columns,
-                "checkpoint": {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration},
-                "order": made.order,
+                "rows": predictions.rows,
+                "columns": predictions.columns,
+                "checkpoint": {
+                    "directory": predictions.checkpoint,
+                    "epoch": predictions.epoch,
+                    "iteration": predictions.iteration,
+                },
+                "order": predictions.order,
             }
         )
     else:
-        click.echo(f"{expanded(output)}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
-        if made.checkpoint is not None:
-            click.echo(f"by checkpoint {made.checkpoint.name}: {progress(made.epoch, made.iteration)}")
+        rows = counted(predictions.rows, "row")
+        click.echo(f"{expanded(output)}: {rows} of stream {stream}: {', '.join(predictions.columns)}")
+        if predictions.checkpoint is not None:
+            click.echo(
+                f"by checkpoint {predictions.checkpoint.name}: {progress(predictions.epoch, predictions.iteration)}"
+            )
     return 0

@@ -57,7 +57,7 @@ def prune(
     # what is removed, and what must stay
     given = expanded(directory)
     root = from_here(given.parent.resolve() / given.name)  # a link of this name is refused
-    rows, judged = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
+    rows, statistic = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
     removals = [(row, Removal.of(row.run, what)) for row in rows]
     going = []
     for row, removal in removals:
@@ -69,7 +69,7 @@ def prune(
     if as_json:
         print_json(_in_json(going, what))
     elif going:
-        click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
+        click.echo(f"{_table(going, statistic)}\n{_said(going, what)}")
     if not going:
         print_error("nothing to remove")
 
@@ -107,7 +107,7 @@ def _chosen(
         wanted.append(Condition(ended, ">", time_of(older, "--older")))
     standing = [Condition.parse(f"status={status}") for status in statuses]
     compared = [] if by is None else [column(by)]
-    judged = FACTS["best"]
+    statistic = FACTS["best"]
     every_row, rows = chosen(find_runs(root, deep=recursive), root, wanted, [FACTS["best"], *compared])
     is_run = len(every_row) == 1 and every_row[0].run.directory == root
     if not (is_run or wanted or standing or kept is not None):
@@ -117,17 +117,17 @@ def _chosen(
     rows = [row for row in rows if not standing or any(condition.holds(row) for condition in standing)]
     if kept is not None and rows:
         address, which = better(rows, by)
-        judged = judged if by is None else column(f"{which}:{address}")
-        rows = without_best(rows, kept, judged, which)
-    return rows, judged
+        statistic = statistic if by is None else column(f"{which}:{address}")
+        rows = without_best(rows, kept, statistic, which)
+    return rows, statistic
 
 
-def _table(going: Sequence[tuple[Row, Removal]], judged: Column) -> str:
+def _table(going: Sequence[tuple[Row, Removal]], statistic: Column) -> str:
     sizes = {row.name: removal.size for row, removal in going}
     removes = Column("removes", lambda row: sizes[row.name], "bytes", is_number=True)
     return runs_table(
         [row for row, _ in going],
-        [*(FACTS[name] for name in ("name", "status", "epochs")), judged, FACTS["age"], removes],
+        [*(FACTS[name] for name in ("name", "status", "epochs")), statistic, FACTS["age"], removes],
     )
 
 

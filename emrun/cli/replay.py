@@ -101,9 +101,9 @@ def _causes(repeated: Replay) -> Iterator[str]:
         tried = [index for group in repeated.causes for index in group]
         yield f"cause: each example that was tried fails alone ({_examples(tried)})"
     elif repeated.causes:
-        alone = [group[0] for group in repeated.causes if len(group) == 1]
+        single = [group[0] for group in repeated.causes if len(group) == 1]
         together = [group for group in repeated.causes if len(group) > 1]
-        parts = [_examples(alone)] if alone else []
+        parts = [_examples(single)] if single else []
         parts += [f"{_examples(group)} together" for group in together]
         yield f"cause: {'; '.join(parts)}{', possibly more' if repeated.is_cut else ''}"
     for index, values in repeated.known_as.items():

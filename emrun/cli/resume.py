@@ -65,8 +65,8 @@ def resume(
 
 
 def _as_many(count: int) -> str:
-    again = shlex.join(["emrun", *sys.argv[1:], "--nproc", str(count)])
-    return f"to start as many here all the same: {again}; a smaller number works too"
+    command = shlex.join(["emrun", *sys.argv[1:], "--nproc", str(count)])
+    return f"to start as many here all the same: {command}; a smaller number works too"
 
 
 def ranks_before(directory: Path, advice: Callable[[int], str]) -> int:

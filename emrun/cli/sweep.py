@@ -129,8 +129,8 @@ def _settings(loaded: Config) -> Sweep:
     if section is not None and not isinstance(section.value, dict | None):
         check_statically(loaded)
     try:
-        arguments_ = None if section is None else section.plain()
-        return Sweep(**(arguments_ or {}))
+        values = None if section is None else section.plain()
+        return Sweep(**(values or {}))
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise
@@ -321,8 +321,8 @@ def _end(ending: Ending, experiments: Sequence[Ranked]) -> int:
     every_result = [result for _, results in experiments for result in results]
     left = [result for result in every_result if result.status not in DONE]
     if left:
-        again = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
-        print_error(f"{len(every_result) - len(left)} of {len(every_result)} trials done\n{again}")
+        command = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
+        print_error(f"{len(every_result) - len(left)} of {len(every_result)} trials done\n{command}")
     if ending.signal_number is not None:
         end_by_signal(ending.signal_number)
     return ending.exit_status

@@ -74,15 +74,15 @@ def trace(
             print_error(f"warning: {in_one_line(name)}: {in_one_line(problem)}")
 
 
-def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:
+def _follow(place: Path, selection: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:
     """Print the rows of a run as they are recorded."""
     place = resolved(place)
     printed = 0
     has_begun = False
     for (run,), is_running in followed(lambda: [find_run(place)]):
-        if is_running and next(RunTable({"": run}, asked[0]).rows([]), None) is None:
+        if is_running and next(RunTable({"": run}, selection[0]).rows([]), None) is None:
             continue  # nothing is recorded yet
-        recorded = RunTable({"": run}, *asked)
+        recorded = RunTable({"": run}, *selection)
         names = names or {key: key for key in recorded.keys()}  # noqa: SIM118 - not a mapping
         rows = list(recorded.rows(list(names.values())))
         printed = printed if printed <= len(rows) else 0

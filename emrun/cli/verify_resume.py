@@ -132,8 +132,8 @@ def _show(report: Json) -> None:
 def _cells(row: Json) -> list[str]:
     where = row["interrupted_at"] or "(not interrupted, the same run again)"
     numbers = ["" if row[key] is None else str(row[key]) for key in ("iteration", "resumed_at")]
-    same = "exact"
+    agreement = "exact"
     if row["rounding"] is not None:
         numbers[1] += f" on {counted(row['resumed_on'], 'rank')}"
-        same = f"rounded, by up to {row['rounding']:.1e}"
-    return [where, numbers[0], row["by"], numbers[1], row["difference"] or same]
+        agreement = f"rounded, by up to {row['rounding']:.1e}"
+    return [where, numbers[0], row["by"], numbers[1], row["difference"] or agreement]

@@ -44,18 +44,20 @@ def check_call(
         return
     misspelt = set()
     positional = first + len(args or ())
-    taken = parameters.by_position(positional)
-    if positional > len(taken) and not parameters.takes_more:
-        message = f"too many positional arguments: {positional}, at most {len(taken)} are allowed"
+    positional_names = parameters.by_position(positional)
+    if positional > len(positional_names) and not parameters.takes_more:
+        message = f"too many positional arguments: {positional}, at most {len(positional_names)} are allowed"
         yield Problem(node.key_position, key, message, "config.unknown-key")
     named = parameters.named
-    keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
+    keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in positional_names]
     allowed = [*(name for name in keywords if name not in supplied), *own_keys]
     for name, value in arguments.items():
         if not isinstance(name, str):
             message = f"the name of an argument must be a string, not {name!r}"
             yield Problem(value.key_position, key, message, "config.type")
-        elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
+        elif name in positional_names and not (
+            parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY
+        ):
             message = f"argument {name!r} is already given by position; remove it"
             yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
         elif name not in keywords and not parameters.takes_any:
@@ -71,14 +73,14 @@ def check_call(
                 yield unknown(value, key, name, allowed)
                 misspelt.add(nearest(name, allowed))
     for name, parameter in named.items():
-        needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
+        needed = parameter.default is parameter.empty and name not in positional_names and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
             message = f"missing argument {name!r}"
             if itself and not (arguments or args):
                 message += f"; if the {itself} itself is meant, write {{import: {node.value['class'].shown()}}}"
                 itself = ""
             yield Problem(node.key_position, key, message, "config.missing-key")
-    by_position = enumerate(zip(taken[first:], args or (), strict=False))
+    by_position = enumerate(zip(positional_names[first:], args or (), strict=False))
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         yield from check_type(value, named.get(name), where)

@@ -72,8 +72,8 @@ class Imported:
         """Return the streams of a dataset's class, None when only a built dataset shows its streams."""
         if not inspect.isclass(target) or hasattr(target, "__getattr__"):
             return None
-        used = _names_of(target)  # the code may add streams to the object, which only a built dataset shows
-        if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in used):
+        names_in_code = _names_of(target)  # the code may add streams to the object, which only a built dataset shows
+        if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names_in_code):
             return None
         return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
 

@@ -51,13 +51,13 @@ class Plan:
         find_user_modules(*code_directories(tree))
         planner = Planner(finder)
         planner.problems += check_sections(tree)
-        made = planner.config(tree, hook_entries(tree, "SaveLatest", *added), {})
-        if made["dataset"] is not None:
-            planner.problems += _check_streams(tree, made["dataset"].target, finder)
+        recipes = planner.config(tree, hook_entries(tree, "SaveLatest", *added), {})
+        if recipes["dataset"] is not None:
+            planner.problems += _check_streams(tree, recipes["dataset"].target, finder)
         problems = [*planner.problems, *_missing_directory(tree, planner.lacks_module)]
         if problems:
             raise ConfigError(problems)
-        return cls(tree, made["dataset"], made["model"], made["hooks"])
+        return cls(tree, recipes["dataset"], recipes["model"], recipes["hooks"])
 
     @classmethod
     def with_evaluations(cls, config: Config, finder: Imported | None = None) -> Plan:

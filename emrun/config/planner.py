@@ -66,17 +66,17 @@ class Planner:
             hooks: the entries of the list of hooks, including hooks that emrun adds.
             known: the results for sections that were prepared before.
         """
-        made = dict(known)
-        if "main_loop" not in made:
+        sections = dict(known)
+        if "main_loop" not in sections:
             self._main_loop(tree.get("main_loop"))
-        if "sweep" not in made and tree.get("sweep") is not None:
+        if "sweep" not in sections and tree.get("sweep") is not None:
             self.problems += check_main_loop(tree.get("sweep"), self._parameters_of(SWEEP), "sweep")
-        made |= {kind: self.section(tree.get(kind), kind) for kind in ("dataset", "model") if kind not in made}
-        self.check_circle(made["dataset"], made["model"])
-        if "hooks" not in made:
-            made["hooks"] = self.hooks(hooks)
+        sections |= {kind: self.section(tree.get(kind), kind) for kind in ("dataset", "model") if kind not in sections}
+        self.check_circle(sections["dataset"], sections["model"])
+        if "hooks" not in sections:
+            sections["hooks"] = self.hooks(hooks)
         policy = tree.get("main_loop", "on_bad_example")
-        dataset = made["dataset"]
+        dataset = sections["dataset"]
         leaves_out = policy is not None and policy.value in ("warn", "ignore")
         if policy is not None and leaves_out and dataset is not None and not dataset.wants("on_bad_example"):
             name = getattr(dataset.target, "__name__", dataset.target)
@@ -87,7 +87,7 @@ class Planner:
                 "config.no-effect",
                 "delete",
             )
-        return made
+        return sections
 
     def check_circle(self, dataset: Recipe | None, model: Recipe | None) -> None:
         """Refuse a dataset that takes the model, of which a part takes the dataset: neither can be built first."""
@@ -298,16 +298,16 @@ class Planner:
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, itself=what if is_value else "",
         )  # fmt: skip
-        taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
-        self.places |= {(key, name) for name in (*named, *own_keys) if name not in (*supplied, *taken)}
+        positional_names = parameters.by_position(first + len(given or ())) if parameters is not None else []
+        self.places |= {(key, name) for name in (*named, *own_keys) if name not in (*supplied, *positional_names)}
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
             for name, parameter in named.items()
-            if name not in (*rest, *taken, *hidden, *own_keys)
+            if name not in (*rest, *positional_names, *hidden, *own_keys)
             if parameter.default is not parameter.empty and parameter.default is not UNREAD
         ]
 
-        takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
+        takes = frozenset(name for name in supplied if name in named and name not in (*rest, *positional_names))
         is_told = any((problem.key, problem.code) == (key, "config.supplied-key") for problem in self.problems)
         for name in sorted(takes & {"model", "dataset"}):
             if takes_text(named[name]) and not is_told:

@@ -204,13 +204,13 @@ class Unimported(Imported):
         bases = [self._base(expression, module) for expression in definition.bases]
         body = [ast.Expr(ast.Constant(ast.get_docstring(definition, clean=False))), *methods.values()]
         base = ast.Starred(ast.Name("bases", ast.Load()), ast.Load())
-        made: type = _made(ast.ClassDef(definition.name, [base], [], body, []), module, bases=bases)
+        stand_in: type = _made(ast.ClassDef(definition.name, [base], [], body, []), module, bases=bases)
         for name, value in others.items():
-            setattr(made, name, value)
+            setattr(stand_in, name, value)
         inside = replace(module, bound={**module.bound, **{name: [None] for name in members}})
         for name in _SURE & methods.keys():
-            self._annotated(getattr(vars(made)[name], "__func__", vars(made)[name]), methods[name], inside)
-        return made
+            self._annotated(getattr(vars(stand_in)[name], "__func__", vars(stand_in)[name]), methods[name], inside)
+        return stand_in
 
     def _base(self, expression: ast.expr, module: SourceModule) -> type:
         named = expression.value if isinstance(expression, ast.Subscript) else expression

@@ -180,29 +180,29 @@ class _Look:
         for index, name in enumerate(names):
             for before in names[:index]:
                 similar = self.store.in_both(name, before)
-                of = f"{similar.count:,} of {counted(self._streams[name].examples, 'example')}"
+                how_many = f"{similar.count:,} of {counted(self._streams[name].examples, 'example')}"
                 are = "is" if similar.count == 1 else "are"
-                text = f"stream {name!r}: {of} {are} also in stream {before!r}: {in_words(similar, before)}"
+                text = f"stream {name!r}: {how_many} {are} also in stream {before!r}: {in_words(similar, before)}"
                 self._note("leak", [before, name], None, similar.count, similar.groups, text)
             similar = self.store.twice(name)
-            of = counted(similar.count, "example")
-            text = f"stream {name!r}: {of} occurred before in the stream: {in_words(similar)}"
+            how_many = counted(similar.count, "example")
+            text = f"stream {name!r}: {how_many} occurred before in the stream: {in_words(similar)}"
             self._note("duplicate", [name], None, similar.count, similar.groups, text)
         similar = self.store.with_other_labels()
         text = f"{counted(similar.count, 'example')} with the same inputs have different labels: {in_words(similar)}"
         self._note("conflict", list(names), None, similar.count, similar.groups, text)
 
     def _judge_sources(self, name: str) -> None:
-        for source, seen in self._streams[name].sources.items():
+        for source, info in self._streams[name].sources.items():
             shown = in_one_line(source, 60)
             text = (
-                f"stream {name!r}, source {shown!r}: {counted(seen.not_finite, 'example')} with values that "
-                f"are not finite: {listed(seen.ids)}"
+                f"stream {name!r}, source {shown!r}: {counted(info.not_finite, 'example')} with values that "
+                f"are not finite: {listed(info.ids)}"
             )
-            self._note("not_finite", [name], source, seen.not_finite, [[example] for example in seen.ids], text)
-            if seen.is_constant and seen.examples >= _FEWEST:
-                text = f"stream {name!r}, source {shown!r}: the same value in all {seen.examples:,} examples"
-                self._note("constant", [name], source, seen.examples, [], text)
+            self._note("not_finite", [name], source, info.not_finite, [[example] for example in info.ids], text)
+            if info.is_constant and info.examples >= _FEWEST:
+                text = f"stream {name!r}, source {shown!r}: the same value in all {info.examples:,} examples"
+                self._note("constant", [name], source, info.examples, [], text)
 
     def _judge_labels(self, names: Sequence[str]) -> None:
         for source in dict.fromkeys(source for name in names for source in self._labels(name)):
@@ -211,23 +211,25 @@ class _Look:
                 continue
             for name in having:
                 others = {value for other in having if other != name for value in self._labels(other)[source]}
-                alone = {value: n for value, n in self._labels(name)[source].items() if value not in others}
-                shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(alone.items())[:_SHOWN]]
-                more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
+                only_here = {value: n for value, n in self._labels(name)[source].items() if value not in others}
+                shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(only_here.items())[:_SHOWN]]
+                more = f" and {len(only_here) - _SHOWN} more" if len(only_here) > _SHOWN else ""
                 self._note(
                     "label_in_one_stream",
                     [name],
                     source,
-                    len(alone),
+                    len(only_here),
                     [],
-                    f"source {in_one_line(source, 60)!r}: {counted(len(alone), 'value')} only in stream "
+                    f"source {in_one_line(source, 60)!r}: {counted(len(only_here), 'value')} only in stream "
                     f"{name!r}: {', '.join(shown)}{more}",
                 )
 
     def _judge_order(self) -> None:
         """Read pass 1 of the train stream until the labels are mixed."""
-        counts = {source: seen for source, seen in self._labels(self._train).items() if seen.total() >= _FEWEST}
-        sources = [source for source, seen in counts.items() if 2 <= len(seen) <= seen.total() // 2]
+        counts = {
+            source: counter for source, counter in self._labels(self._train).items() if counter.total() >= _FEWEST
+        }
+        sources = [source for source, counter in counts.items() if 2 <= len(counter) <= counter.total() // 2]
         runs: dict[str, list[Any]] = {source: [] for source in sources}  # labels, each once for equal ones in a row
         done = 0
         limit = None if self._streams[self._train].is_whole else self._streams[self._train].batches
@@ -252,7 +254,7 @@ class _Look:
 
     def _labels(self, name: str) -> dict[str, Counter[Any]]:
         stream = self._streams[name]
-        others = {source: seen.labels for source, seen in stream.sources.items() if not self._is_input(source)}
+        others = {source: info.labels for source, info in stream.sources.items() if not self._is_input(source)}
         return {
             source: labels
             for source, labels in others.items()
@@ -275,18 +277,18 @@ class _Look:
             self._findings.append({**where, "count": count, "examples": ids, "message": text})
 
 
-def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[str]) -> None:
+def _look_at(info: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[str]) -> None:
     """Add the values of a batch to what is known of a source."""
-    seen.examples += len(rows)
-    seen.first = rows[0] if seen.first is None else seen.first
-    seen.is_constant = seen.is_constant and all(row == seen.first for row in rows)
+    info.examples += len(rows)
+    info.first = rows[0] if info.first is None else info.first
+    info.is_constant = info.is_constant and all(row == info.first for row in rows)
     gaps = [ids[index] for index in not_finite(values)]
-    seen.not_finite += len(gaps)
-    seen.ids = [*seen.ids, *gaps][:_SHOWN]
-    if seen.labels is not None:
+    info.not_finite += len(gaps)
+    info.ids = [*info.ids, *gaps][:_SHOWN]
+    if info.labels is not None:
         labels = scalars(values)
-        seen.labels.update(labels or ())
-        seen.labels = seen.labels if labels is not None and len(seen.labels) <= _MOST_LABELS else None
+        info.labels.update(labels or ())
+        info.labels = info.labels if labels is not None and len(info.labels) <= _MOST_LABELS else None
 
 
 def _checksum(rows: Mapping[str, Sequence[bytes]], sources: Sequence[str], index: int) -> bytes:

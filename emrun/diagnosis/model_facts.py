@@ -75,24 +75,24 @@ def _number(value: Any) -> float | None:
 
 def memory(model: AbstractModel) -> dict[str, int]:
     """Return the memory in use after a step: what uses it -> bytes."""
-    used: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     module = getattr(model, "module", None)
     if isinstance(module, torch.nn.Module):
-        used = {
+        sizes = {
             "parameters": sum(map(_bytes, module.parameters())),
             "buffers": sum(map(_bytes, module.buffers())),
             "gradients": sum(_bytes(parameter.grad) for parameter in module.parameters() if parameter.grad is not None),
         }
     for name, optimizer in optimizers(model).items():
         states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-        used["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
+        sizes["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
             _bytes(state) for state in states if isinstance(state, torch.Tensor)
         )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        used["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
+        sizes["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
-    used["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return used
+    sizes["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return sizes
 
 
 def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[str, Json]:
@@ -103,9 +103,12 @@ def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[st
         ranks: the number of ranks.
         forward: what the forward pass of a step took in one process, in bytes, and the rows of its batch.
     """
-    taken, rows = forward
+    forward_size, rows = forward
     needed = {what: {"bytes": size, "how": "exact"} for what, size in model.memory_of_rank(ranks).items() if size}
-    needed["forward pass"] = {"bytes": taken * -(-rows // ranks) // rows, "how": "measured, for its share of the rows"}
+    needed["forward pass"] = {
+        "bytes": forward_size * -(-rows // ranks) // rows,
+        "how": "measured, for its share of the rows",
+    }
     return {f"rank: {what}": entry for what, entry in needed.items()}
 
 

@@ -170,8 +170,8 @@ class _Attempt:
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
         if self._is_skip:
             count = length_of(next(iter(batch.values()), ()))
-            whole = length_of(next(iter(self._capsule.batch.values()), ()))
-            loop.note_skipped(count / whole if whole > 0 else 1.0)
+            full_count = length_of(next(iter(self._capsule.batch.values()), ()))
+            loop.note_skipped(count / full_count if full_count > 0 else 1.0)
 
         # the weights and the states from before the step
         if self._weights is not None:
@@ -205,8 +205,8 @@ class _Attempt:
         except _WentThroughError:
             if not loop.skipped:
                 return None
-            same = [error for error in loop.skipped if self.is_same(error, exactly=True)]
-            return same[0] if same else loop.skipped[0]
+            matching = [error for error in loop.skipped if self.is_same(error, exactly=True)]
+            return matching[0] if matching else loop.skipped[0]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit

@@ -125,20 +125,20 @@ def evaluated(run: StoredRun, directory: Path, job: Callable[..., Job], forks: J
     }
     if not recorded:
         return "left out", f"no statistics of an evaluation are recorded for checkpoint {name}", {}
-    made = job(config=str(directory), name="evaluated", checkpoint=name, streams=list(recorded)).run(forks)
-    now = {stream: dict(statistics(variables)) for stream, variables in made.final["statistics"].items()}
-    both = {
+    evaluation = job(config=str(directory), name="evaluated", checkpoint=name, streams=list(recorded)).run(forks)
+    now = {stream: dict(statistics(variables)) for stream, variables in evaluation.final["statistics"].items()}
+    pairs = {
         f"{stream}/{key}": [value, now[stream][key]]
         for stream, variables in recorded.items()
         for key, value in statistics(variables)
         if key in now[stream]
     }
-    values = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
+    values = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
     if values:
         return "differs", f"checkpoint {name}, {_shown(values)}", {}
     size = sum(len(list(statistics(variables))) for variables in recorded.values())
-    compared = f"{len(both)} of {counted(size, 'statistic')}" if len(both) < size else counted(size, "statistic")
-    return ("same" if both else "left out"), f"checkpoint {name}, {compared} to the last bit", {}
+    compared = f"{len(pairs)} of {counted(size, 'statistic')}" if len(pairs) < size else counted(size, "statistic")
+    return ("same" if pairs else "left out"), f"checkpoint {name}, {compared} to the last bit", {}
 
 
 def _trained(run: StoredRun, directory: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
@@ -148,9 +148,9 @@ def _trained(run: StoredRun, directory: Path, job: Callable[..., Job], forks: Jo
     if not recorded:
         return "left out", f"none of the first {_STEPS} steps is recorded", {}
     older = directory / _FIRST_CONFIG
-    again = job(config=str(older if older.is_file() else directory), name=_AGAIN, end=last)
-    again.run(forks)
-    compared = compare_steps(recorded, StoredRun(again.directory).steps())
+    repetition = job(config=str(older if older.is_file() else directory), name=_AGAIN, end=last)
+    repetition.run(forks)
+    compared = compare_steps(recorded, StoredRun(repetition.directory).steps())
     if compared["first"] is None:
         return "same", f"{counted(compared['compared'], 'step')} to the last bit", {}
     values = compared["first"]["values"]

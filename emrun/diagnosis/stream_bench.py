@@ -161,16 +161,16 @@ def bench(
         BaseException: any error that the dataset or a stream raises.
     """
     loaded = load_config(config, overrides)
-    whole = loaded.tree
-    wrong = [problem for problem in check_sections(whole) if problem.key == "main_loop"]
+    tree = loaded.tree
+    wrong = [problem for problem in check_sections(tree) if problem.key == "main_loop"]
     if wrong:  # no mapping; others do not matter
         raise ConfigError(wrong)
     with preserved_randomness():
         # the streams
         dataset = create_dataset(loaded)
-        names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
+        names = [name for name, _ in named_streams(tree)] + (stream_names(dataset) if all_streams else [])
         seed = loaded.get("seed")
-        method = whole.get("main_loop", "start_method")
+        method = tree.get("main_loop", "start_method")
         start_method = None if method is None else method.value
         if start_method is not None:
             check_choice("main_loop.start_method", start_method, StartMethod)
@@ -199,12 +199,12 @@ def bench(
         if reader.first_batch is None:
             step = None
             no_step = f"stream {trained!r} has no batches"
-        elif step is None and whole.get("model") is None:
+        elif step is None and tree.get("model") is None:
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
                 unscheduled = loaded
-                if whole.get("model", "scheduler") is not None:  # which may need the length of the run
+                if tree.get("model", "scheduler") is not None:  # which may need the length of the run
                     unscheduled = loaded.overridden(["~model.scheduler"])
                 model = create_model(unscheduled, dataset=dataset)
                 batch = _changed(loaded, model, dataset, reader.first_batch, trained)
@@ -303,8 +303,8 @@ class _Reader:
         if stream.trains:
             wrapper.seek(StreamPosition(self.passes + 1, 0))
         firsts: list[float] = []
-        behind = 0
-        taken = 0.0
+        measured_batches = 0
+        measured_seconds = 0.0
         ends_at = math.inf
         untimed = max(1, setting.workers)  # batches that are not timed: one per worker, while workers start
         with contextlib.closing(wrapper), wrapper:
@@ -316,7 +316,7 @@ class _Reader:
                     if stream.trains and self.first_batch is None:
                         self.first_batch = batch
                     ends_at = min(ends_at, times[0] + self.seconds)
-                    if times[-1] >= ends_at and (behind or len(times) > untimed):  # after one timed batch
+                    if times[-1] >= ends_at and (measured_batches or len(times) > untimed):  # after one timed batch
                         break
                 self.passes += 1
                 if not times:
@@ -324,11 +324,13 @@ class _Reader:
                     return Speed(setting, None, None)
                 firsts.append(times[0] - began)
                 if len(times) > untimed:
-                    behind += len(times) - untimed
-                    taken += times[-1] - times[untimed - 1]
+                    measured_batches += len(times) - untimed
+                    measured_seconds += times[-1] - times[untimed - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
-        return Speed(setting, statistics.median(firsts), taken / behind if behind else None)
+        return Speed(
+            setting, statistics.median(firsts), measured_seconds / measured_batches if measured_batches else None
+        )
 
 
 @contextlib.contextmanager
@@ -358,10 +360,10 @@ def _changed(config: Config, model: AbstractModel, dataset: Any, batch: Batch, s
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:
     """Return the median time of a training step on a batch, after a few steps that are not timed."""
-    taken = []
+    step_seconds = []
     ends_at = perf_counter() + seconds
     for index in range(_UNTIMED_STEPS + _TIMED_STEPS):
-        taken.append(timed_run(model, batch, True, stream)[1])
+        step_seconds.append(timed_run(model, batch, True, stream)[1])
         if index >= _UNTIMED_STEPS and perf_counter() > ends_at:
             break
-    return statistics.median(taken[_UNTIMED_STEPS:])
+    return statistics.median(step_seconds[_UNTIMED_STEPS:])

@@ -360,8 +360,8 @@ class Tryout:
         seconds = math.inf
         for _ in range(_TIMED if index else 1):
             with self._step_memory if train and not index and self._step_memory is not None else nullcontext():
-                outputs, taken = timed_run(self._model, batch, train, name)
-            seconds = min(seconds, taken)
+                outputs, elapsed = timed_run(self._model, batch, train, name)
+            seconds = min(seconds, elapsed)
         self._loop.check_outputs(outputs)
         for output, values in outputs.items():
             self._outputs.setdefault(output, SourceInfo()).add(values)
@@ -385,10 +385,10 @@ class Tryout:
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
         seconds = {}
-        for name, taken in self._seconds.items():
+        for name, batch_seconds in self._seconds.items():
             every = extra[name].every if name in extra else None
             if lengths.get(name):
-                seconds[name] = taken * lengths[name] / (every or 1)
+                seconds[name] = batch_seconds * lengths[name] / (every or 1)
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,
@@ -449,8 +449,8 @@ def _seen(info: SourceInfo) -> Json:
     return {"dtype": dtype.replace("torch.", ""), "shape": shape, "range": span}
 
 
-def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
-    return [name for name, info in seen.items() if info.has_gaps]
+def _gaps(infos: Mapping[str, SourceInfo]) -> list[str]:
+    return [name for name, info in infos.items() if info.has_gaps]
 
 
 @contextmanager

@@ -128,12 +128,12 @@ def verify(
         end = straight.end
         if straight.epoch_ends[-1] == end:  # a hook may have ended the run there
             end += 1
-        again = runs.make(job("again", end=end), forks=False)
-        causes = Causes(straight, again, straight.one("begin").get("buffer", 0))
-        vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
-        difference = find_difference(straight, [again], vary)
+        repetition = runs.make(job("again", end=end), forks=False)
+        causes = Causes(straight, repetition, straight.one("begin").get("buffer", 0))
+        vary = {part: varying(straight.final[part], repetition.final[part]) for part in _MAY_VARY}
+        difference = find_difference(straight, [repetition], vary)
         if difference is not None:
-            return _result(straight, [_row(None, "", causes.explain(difference, again))], notes)
+            return _result(straight, [_row(None, "", causes.explain(difference, repetition))], notes)
         notes += [
             f"not compared: {PARTS[part]} {name}, which differs between two uninterrupted runs"
             for part, names in vary.items()
@@ -142,24 +142,26 @@ def verify(
 
         # interrupted and resumed
         rows = []
-        by = signal.SIGKILL if kill else signal.SIGTERM
+        ending_signal = signal.SIGKILL if kill else signal.SIGTERM
         rounded = _ROUNDED.get((loaded.get("model") or {}).get("precision"), 1e-2)
         for number, point in enumerate(points):
             _LOG.info("running with an interruption at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
-            first = runs.make(job(name, end=end, point=point, by=by))
+            first = runs.make(job(name, end=end, point=point, by=ending_signal))
             if not first.was_interrupted(kill):
                 rows.append(
                     _row(
                         point,
-                        by.name,
+                        ending_signal.name,
                         Difference(f"the run ended at iteration {first.end} and did not reach {point.name}", "order"),
                     )
                 )
                 continue
             for size, second in runs.resumed(job(name, end=end, resume=True), numbers):
                 difference, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
-                rows.append(_row(point, by.name, difference, second.one("begin").get("iteration"), size, share))
+                rows.append(
+                    _row(point, ending_signal.name, difference, second.one("begin").get("iteration"), size, share)
+                )
         return _result(straight, rows, notes)
 
 
@@ -211,11 +213,11 @@ class _Runs:
             numbers: the numbers of ranks, that of the job at last.
         """
         for number in numbers:
-            moved = job
+            moved_job = job
             if number != job.ranks:
-                moved = replace(job, name=f"{job.name}-on-{number}", ranks=number, is_moved=True)
-                shutil.copytree(job.directory, moved.directory, symlinks=True)
-            yield number, self.make(moved)
+                moved_job = replace(job, name=f"{job.name}-on-{number}", ranks=number, is_moved=True)
+                shutil.copytree(job.directory, moved_job.directory, symlinks=True)
+            yield number, self.make(moved_job)
 
 
 def _compared(
@@ -259,17 +261,17 @@ def _usual(straight: Recording) -> Iterator[Point]:
     stream = batches[0]["stream"] if batches else ""
     passes = [one["iteration"] for one, next_one in itertools.pairwise(batches) if one["pass"] != next_one["pass"]]
     for first, last in ((*ends, straight.end)[:2], (0, ends[0])):
-        inside = [iteration for iteration in range(first + 1, last) if iteration not in passes]
-        whole = [iteration for iteration in inside if (iteration - first) % window == 0] or inside
-        if whole:
-            yield Point("the middle of an epoch", whole[(len(whole) - 1) // 2], stream)
-        if within := [iteration for iteration in inside if (iteration - first) % window]:
-            yield Point("the middle of an update", within[len(within) // 2], stream)
-        if whole:
+        iterations = [iteration for iteration in range(first + 1, last) if iteration not in passes]
+        between_updates = [iteration for iteration in iterations if (iteration - first) % window == 0] or iterations
+        if between_updates:
+            yield Point("the middle of an epoch", between_updates[(len(between_updates) - 1) // 2], stream)
+        if mid_updates := [iteration for iteration in iterations if (iteration - first) % window]:
+            yield Point("the middle of an update", mid_updates[len(mid_updates) // 2], stream)
+        if between_updates:
             break
-    within = [iteration for iteration in passes if iteration not in ends]
-    if within:
-        yield Point("the end of a pass", within[0], stream)
+    pass_ends = [iteration for iteration in passes if iteration not in ends]
+    if pass_ends:
+        yield Point("the end of a pass", pass_ends[0], stream)
     if ends[0]:
         yield Point("the last batch of an epoch", ends[0], stream)
     for end in ends[:2]:

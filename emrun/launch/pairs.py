@@ -95,10 +95,11 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
         sides: the trials of each config.
         finished: digest of a config -> the directory of a finished run.
     """
-    both = [[_known(side, trial, finished) for trial in side.experiment({}).trials] for side in sides]
+    trials_of_sides = [[_known(side, trial, finished) for trial in side.experiment({}).trials] for side in sides]
     pairs = []
-    for (a, instead_of_a), (b, instead_of_b) in zip(*both, strict=True):
-        pairs.append(Pair(sides[0], (a, b), (instead_of_a, instead_of_b)))
+    for same_seed in zip(*trials_of_sides, strict=True):
+        trials, instead = zip(*same_seed, strict=True)
+        pairs.append(Pair(sides[0], trials, instead))
     return pairs
 
 
@@ -274,9 +275,9 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
         are no predictions.
     """
     right_examples = [[_right_in(place, stream, variable) for place in places] for places in pairs]
-    both = [(a, b) for a, b in right_examples if a and b]
+    complete = [(a, b) for a, b in right_examples if a and b]
     votes = defaultdict(list)
-    for a, b in both:
+    for a, b in complete:
         for name in a:
             if name in b:
                 votes[name].append((a[name], b[name]))
@@ -285,7 +286,7 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
         return None
     fixed = [name for name, (a, b) in shares.items() if a < 0.5 < b]
     broken = [name for name, (a, b) in shares.items() if b < 0.5 < a]
-    return {"stream": stream, "pairs": len(both), "fixed": fixed, "broken": broken}
+    return {"stream": stream, "pairs": len(complete), "fixed": fixed, "broken": broken}
 
 
 def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:

@@ -185,9 +185,9 @@ class SweepLoop:
         while search is not None and not search.is_exhausted and search.count < (self._settings.trials or 0):
             values, proposal = search.propose()
             experiment = self._trials.experiment(values)
-            same = next((known for known in self._experiments if known.trials == experiment.trials), None)
-            if same is not None:
-                search.repeat(proposal, [self._done.get(trial.directory, _UNKNOWN) for trial in same.trials])
+            repeated = next((known for known in self._experiments if known.trials == experiment.trials), None)
+            if repeated is not None:
+                search.repeat(proposal, [self._done.get(trial.directory, _UNKNOWN) for trial in repeated.trials])
                 continue
             self._experiments.append(experiment)
             search.begin(experiment, proposal)

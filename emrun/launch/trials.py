@@ -83,10 +83,10 @@ class Trials:
 
     def __init__(self, config: Config, parameters: Sequence[Parameter], settings: Sweep, directory: Path) -> None:
         check_outside(directory / "trial")
-        alone = config.without("sweep")
+        without_sweep = config.without("sweep")
         self.config = config
-        self._base = alone.with_defaults({"seed": 0})
-        self._has_seed = self._base is alone
+        self._base = without_sweep.with_defaults({"seed": 0})
+        self._has_seed = self._base is without_sweep
         self.parameters = parameters
         self.settings = settings
         self.directory = resolved(directory)
@@ -261,7 +261,9 @@ def _at(positions: Mapping[str, Position]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        moved = [
+        located = [
             (problem, places.get(problem.position.source) if problem.position else None) for problem in error.problems
         ]
-        raise ConfigError([replace(problem, position=place or problem.position) for problem, place in moved]) from error
+        raise ConfigError(
+            [replace(problem, position=place or problem.position) for problem, place in located]
+        ) from error

@@ -130,11 +130,11 @@ class _Means:
         self._owners[owner] = None if variables is None else list(variables)
         if not isinstance(variables, Mapping):
             return
-        for name, asked in variables.items():
-            if LAST in asked and name not in self._last:
+        for name, aggregations in variables.items():
+            if LAST in aggregations and name not in self._last:
                 self._last.append(name)
             known = self._aggregations.setdefault(name, ["mean"])
-            known += [aggregation for aggregation in asked if aggregation != LAST and aggregation not in known]
+            known += [aggregation for aggregation in aggregations if aggregation != LAST and aggregation not in known]
 
     def _of(self, name: str) -> RunningStats:
         return RunningStats(self._aggregations.get(name, ["mean"]))
@@ -186,14 +186,14 @@ class _Means:
         """Return the names of the variables."""
         written = written_by(loop.hooks, loop.train_stream_name)
         has_loss = "loss" in loop.model.step_values()  # so that the row has something
-        for owner, asked in self._owners.items():
-            wanted = asked if asked is not None else [] if has_loss else written
+        for owner, names in self._owners.items():
+            wanted = names if names is not None else [] if has_loss else written
             if wanted and not any(name in batch_data for name in wanted):
                 raise HookError(
                     f"{owner} writes the means of {listed(wanted)} between epochs, but the batches of the train stream "
                     f"have {listed(list(batch_data))}; set every to epochs, or name other variables"
                 )
-        return list(dict.fromkeys([*written, *[name for asked in self._owners.values() for name in asked or ()]]))
+        return list(dict.fromkeys([*written, *[name for names in self._owners.values() for name in names or ()]]))
 
     def take(self) -> dict[str, float]:
         """Return variable -> mean since the last call, and begin anew; this waits for the device.
@@ -216,8 +216,10 @@ class _Means:
         self._names = None
 
     def state_dict(self) -> dict[str, Any]:
-        both = {"stats": self._stats, "recorded": self._recorded}
-        states = {kind: {name: stats.state_dict() for name, stats in by_name.items()} for kind, by_name in both.items()}
+        by_kind = {"stats": self._stats, "recorded": self._recorded}
+        states = {
+            kind: {name: stats.state_dict() for name, stats in by_name.items()} for kind, by_name in by_kind.items()
+        }
         return {**states, "aggregations": self._aggregations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -150,8 +150,8 @@ class Reader:
         if "about" in line:
             epochs_left = line["epochs"]
             if epochs_left <= self._newest:
-                kept = (made for made in self._made if "every" in made or made["epochs"] < epochs_left)
-                self._made = deque({**made, "epochs": min(made["epochs"], epochs_left)} for made in kept)
+                kept = (row for row in self._made if "every" in row or row["epochs"] < epochs_left)
+                self._made = deque({**row, "epochs": min(row["epochs"], epochs_left)} for row in kept)
             self._newest = epochs_left
         self._made.append(line)
 

@@ -153,8 +153,8 @@ def rows_of(runs: Iterable[StoredRun], root: Path, columns: Sequence[Column], no
         columns: all that will be asked for.
         now: the time; by default that of the system.
     """
-    addresses = [column_.address for column_ in columns if column_.address is not None]
-    with_best = any(column_.name in ("best", "best_epoch") for column_ in columns)
+    addresses = [wanted.address for wanted in columns if wanted.address is not None]
+    with_best = any(wanted.name in ("best", "best_epoch") for wanted in columns)
     now = datetime.now().astimezone() if now is None else now
     runs = list(runs)
     looks = functools.cache(lambda: looks_by_config(runs))
@@ -174,11 +174,11 @@ def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
     Raises:
         UsageError: no run has one of them; the message has the nearest name.
     """
-    for asked in columns:
-        if asked.name not in FACTS and rows and all(asked.of(row) is MISSING for row in rows):
+    for wanted in columns:
+        if wanted.name not in FACTS and rows and all(wanted.of(row) is MISSING for row in rows):
             names = {*FACTS, *_names_in(rows[0].run)}
-            bare = asked.name.removeprefix(f"{asked.which}:")
-            what = "recorded the statistic" if asked.address else "a value in its config with the key"
+            bare = wanted.name.removeprefix(f"{wanted.which}:")
+            what = "recorded the statistic" if wanted.address else "a value in its config with the key"
             if any(known.endswith(f"/{bare}") for known in names):
                 what = "a value in its config, or a statistic with its stream,"
             ends = [name for name in names if name.endswith(f".{bare}")]

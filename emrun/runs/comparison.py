@@ -171,16 +171,16 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
     alone = [0, 0]  # how many iterations only one side has
     ahead = [0, 0]  # how many it has behind the last of the other
     for iteration, same_iteration in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
-        there = {side: (every, values) for _, side, every, values in same_iteration}
-        for side in there:
+        by_side = {side: (every, values) for _, side, every, values in same_iteration}
+        for side in by_side:
             alone[1 - side] += ahead[1 - side]
             ahead[1 - side] = 0
-        if len(there) == 1:
-            (only,) = there
+        if len(by_side) == 1:
+            (only,) = by_side
             ahead[only] += 1
             continue
-        every, mine = there[0]
-        theirs = there[1][1]
+        every, mine = by_side[0]
+        theirs = by_side[1][1]
         differing = [name for name in {**mine, **theirs} if not _same(mine.get(name), theirs.get(name))]
         if differing:
             values = {name: [mine.get(name), theirs.get(name)] for name in differing}

@@ -56,8 +56,8 @@ class Condition:
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise UsageError(f"{in_one_line(text)!r} is not a condition; write for example model.optimizer.lr=0.1")
-        asked = column(match[1].strip())
-        return cls(asked, match[2].replace("==", "="), _wanted(asked, match[3].strip()))
+        left_side = column(match[1].strip())
+        return cls(left_side, match[2].replace("==", "="), _wanted(left_side, match[3].strip()))
 
     def holds(self, row: Row) -> bool:
         """Return whether a run meets the condition."""
@@ -110,34 +110,34 @@ def chosen(
     Raises:
         UsageError: no run has the value of a column, or one that can be compared with the value of a condition.
     """
-    asked = [*columns, *(condition.column for condition in wanted)]
-    rows = rows_of(runs, root, asked)
-    check_known(asked, rows)
+    needed = [*columns, *(condition.column for condition in wanted)]
+    rows = rows_of(runs, root, needed)
+    check_known(needed, rows)
     for condition in wanted:
         condition.check(rows)
     return rows, [row for row in rows if all(condition.holds(row) for condition in wanted)]
 
 
-def _wanted(asked: Column, text: str) -> Any:
-    match asked.unit:
+def _wanted(left_side: Column, text: str) -> Any:
+    match left_side.unit:
         case "seconds":
-            return time_of(text, asked.name)
+            return time_of(text, left_side.name)
         case "bytes":
-            return quantity(text, _BYTES, "a size such as 500MB or 2GB", asked.name)
+            return quantity(text, _BYTES, "a size such as 500MB or 2GB", left_side.name)
         case "status" if text not in STATUSES:
             raise UsageError(f"{text!r} is not a status{did_you_mean(text, STATUSES)} (there are {listed(STATUSES)})")
         case "time":
             if (time := moment(text)) is None:
-                raise UsageError(f"{asked.name}: {text!r} is not a time; write for example 2026-11-20")
+                raise UsageError(f"{left_side.name}: {text!r} is not a time; write for example 2026-11-20")
             return time
         case "status":
             return text
-    if asked.is_number and _NOT_FINITE.fullmatch(text):
+    if left_side.is_number and _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     try:
-        return parse_typed(text, "condition", f"for a text, write {asked.name}={json.dumps(text)}").plain()
+        return parse_typed(text, "condition", f"for a text, write {left_side.name}={json.dumps(text)}").plain()
     except ConfigError as error:
-        raise UsageError(f"{asked.name}: {error.problems[0].message}") from error
+        raise UsageError(f"{left_side.name}: {error.problems[0].message}") from error
 
 
 def quantity(text: str, units: dict[str, Any], example: str, name: str) -> float:

@@ -19,15 +19,15 @@ _NOT_OF_CONFIG = ("seed", "name", "code_directory")
 
 def looks_of(run: StoredRun) -> Counter[str]:
     """Return how often a run was evaluated on each stream that its training does not use, by the results in it."""
-    used: set[str] = set()
+    training_streams: set[str] = set()
     with suppress(StorageError):
         for epoch in run.epochs():
-            used |= epoch["streams"].keys()
+            training_streams |= epoch["streams"].keys()
     names: list[str] = []
     with suppress(OSError):
         names = [entry.name for entry in os.scandir(run.directory / EVALUATIONS) if entry.is_dir(follow_symlinks=False)]
     matches = (re.fullmatch(r"(.+)-[0-9]+", name) for name in names)
-    return Counter(match[1] for match in matches if match is not None and match[1] not in used)
+    return Counter(match[1] for match in matches if match is not None and match[1] not in training_streams)
 
 
 def looks_by_config(runs: Iterable[StoredRun]) -> dict[Path, Counter[str]]:

@@ -122,16 +122,16 @@ class Removal:
             has left which was killed, the one that it had, so that the folder goes.
         """
         leftovers = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
-        moved = [leftover / MANIFEST for leftover in leftovers if not leftover.is_symlink()]
+        set_aside = [leftover / MANIFEST for leftover in leftovers if not leftover.is_symlink()]
         files = set(self.files)
         for place in _checkpoints_in(self.run.directory):
-            inside = list(place.iterdir())
-            if files.issuperset(inside):
+            contents = list(place.iterdir())
+            if files.issuperset(contents):
                 aside = place.rename(place.with_name(f"{ASIDE}{place.name}"))
-                moved += [aside / path.name for path in inside]
+                set_aside += [aside / path.name for path in contents]
             else:
-                moved += [path for path in inside if path.name == MANIFEST and path in files]
-        return moved
+                set_aside += [path for path in contents if path.name == MANIFEST and path in files]
+        return set_aside
 
 
 def _checkpoints_in(directory: Path) -> Iterator[Path]:
@@ -140,7 +140,7 @@ def _checkpoints_in(directory: Path) -> Iterator[Path]:
         yield from (root / name for name in Contents.of(root).checkpoints)
 
 
-def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:
+def without_best(rows: Sequence[Row], count: int, statistic: Column, which: Which) -> list[Row]:
     """Return the rows except the `count` best by a statistic; runs that have not recorded it are the worst.
 
     Args:
@@ -151,7 +151,7 @@ def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) 
     """
 
     def rank(row: Row) -> tuple[bool, float]:
-        value = judged.of(row)
+        value = statistic.of(row)
         if value is MISSING:
             return True, 0.0
         return False, value if which == "min" else -value

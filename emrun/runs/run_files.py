@@ -70,11 +70,11 @@ class RunFiles:
         """Add what is in a folder of a run."""
         try:
             with os.scandir(folder) as entries:
-                inside = sorted(entries, key=lambda entry: entry.name)
+                contents = sorted(entries, key=lambda entry: entry.name)
         except OSError:
             self.others.append(folder)
             return
-        for entry in inside:
+        for entry in contents:
             path = Path(entry.path)
             place = path.relative_to(run).as_posix()
             is_hidden = entry.name.startswith(".")

@@ -101,8 +101,8 @@ class RunTable:
     def _check(self, columns: Sequence[str]) -> None:
         if self.by_step and self.streams:
             raise UsageError("--stream: the steps are those of the train stream; leave it out")
-        asked = [("stream", name) for name in self.streams] + [("variable", name) for name in self.variables]
-        for what, name in asked:
+        requested = [("stream", name) for name in self.streams] + [("variable", name) for name in self.variables]
+        for what, name in requested:
             if not any(self._is_of(key, what, name) for key in columns):
                 names = columns
                 if not self.by_step:

@@ -375,8 +375,8 @@ def _directory_name(name: str, overrides: str, clock: Clock) -> str:
     timestamp = clock().strftime("%Y%m%d-%H%M%S")
     shown = f"_{overrides}" if overrides and len(name) + len(overrides) < _LONGEST_NAME else ""
     try:
-        made = pattern.format(name=name, overrides=shown, timestamp=timestamp)
-        return safe_component(_FORMAT_VARIABLE, made, also="=+")
+        directory_name = pattern.format(name=name, overrides=shown, timestamp=timestamp)
+        return safe_component(_FORMAT_VARIABLE, directory_name, also="=+")
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         fields = "its fields are {name}, {overrides}, {timestamp}"
         raise UsageError(f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; {fields}") from error

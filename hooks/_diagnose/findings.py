@@ -38,24 +38,24 @@ def findings(seen: Activations, changes: Sequence[Change], update: int, loss: An
             [(change.gradient, change.step, change.size) for change in changes],
         )
     )
-    judged = _not_finite(layers, ends, loss)
+    judgements = _not_finite(layers, ends, loss)
     if outputs:
-        judged.append(_same(list(outputs), ranges))
+        judgements.append(_same(list(outputs), ranges))
     for change, figures in zip(changes, norms, strict=True):
-        judged += _changed(change, figures, loss, is_settled=update >= _SETTLED)
-    return judged
+        judgements += _changed(change, figures, loss, is_settled=update >= _SETTLED)
+    return judgements
 
 
 def _not_finite(layers: Sequence[str], ends: Sequence[tuple[float, float]], loss: float | None) -> list[Finding]:
     """Judge whether layers return finite values; only the first one that does not is named."""
-    judged: dict[str, Finding] = {}
+    by_layer: dict[str, Finding] = {}
     for layer, (low, high) in zip(layers, ends, strict=True):
         is_mask = low == -math.inf and math.isfinite(high) and loss is not None and math.isfinite(loss)
         is_so = not is_mask and not (math.isfinite(low) and math.isfinite(high))
-        judged[layer] = ("not_finite", layer, is_so, [low, high])
+        by_layer[layer] = ("not_finite", layer, is_so, [low, high])
         if is_so:
             break
-    return list(judged.values())
+    return list(by_layer.values())
 
 
 def _same(outputs: Sequence[str], ranges: Sequence[tuple[float, float, float]]) -> Finding:
@@ -70,19 +70,19 @@ def _changed(change: Change, figures: Any, loss: float | None, *, is_settled: bo
     """Judge the gradient of a parameter and its update; the figures are those of `Change` as numbers."""
     gradient, step, size = figures
     name = change.name
-    judged: list[Finding] = []
+    judgements: list[Finding] = []
     is_planned = gradient == 0 and not change.is_full  # what begins at 0 stays there in a warm-up from 0
     if (loss is None or abs(loss) > 0) and not is_planned:  # with 0 or none (NaN), the batch has nothing to learn
-        judged.append(("no_gradient", name, not gradient, gradient))
+        judgements.append(("no_gradient", name, not gradient, gradient))
     is_due = change.is_full and bool(gradient)  # a change is expected
     if step > 0 or is_due:
-        judged.append(("never_moves", name, step == 0, change.rate))
+        judgements.append(("never_moves", name, step == 0, change.rate))
     if size and is_settled and step > 0:
         ratio = step / size
-        judged.append(("large_update", name, ratio > _LARGE, ratio))
+        judgements.append(("large_update", name, ratio > _LARGE, ratio))
         if ratio >= _SMALL or is_due:
-            judged.append(("small_update", name, ratio < _SMALL, ratio))
-    return judged
+            judgements.append(("small_update", name, ratio < _SMALL, ratio))
+    return judgements
 
 
 def _read(figures: Any) -> Any:

@@ -156,10 +156,10 @@ def difference(one: Gradients, other: Gradients, bounds: Mapping[str, float] | N
             gradients[name].double() if name in gradients else torch.zeros(1).double() for gradients in (one, other)
         ]
         norm = max(value.norm().item() for value in values)
-        apart = (values[0] - values[1]).norm().item()
+        distance = (values[0] - values[1]).norm().item()
         bound = bounds[name] if bounds is not None else rounding({**other, **one}[name]) * (norm + _TINY * largest)
-        if apart > bound and (worst is None or apart / norm > worst[1]):
-            worst = name, apart / norm
+        if distance > bound and (worst is None or distance / norm > worst[1]):
+            worst = name, distance / norm
     return worst
 
 

@@ -46,7 +46,7 @@ def halves(
     differing = difference(whole.gradients, _sum(weights, gradients))
     if differing is None:
         return Row(WHAT, SAME)
-    name, by = differing
+    name, deviation = differing
 
     # why they differ
     part = _first_apart(outputs, [seen for _, seen in others])
@@ -56,7 +56,7 @@ def halves(
         return Row(WHAT, DEPENDS, f"{shown} gives an example another output in another batch", part or kind)
     fitted, left = _fit(whole.gradients, gradients)
     if left < _FITS and min(fitted) > _FITS:
-        return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(fitted, weights)}", name, by)
+        return Row(WHAT, DIFFERS, f"{name} by {deviation:.2g}: {_weighting(fitted, weights)}", name, deviation)
     kinds = [getattr(loss, "__name__", type(loss).__name__) for loss in losses.values()]
     shown = ", ".join(kinds) or "the loss that forward returns"
     return Row(WHAT, DEPENDS, f"{shown} is not a mean of one value for each example", shown)
@@ -94,12 +94,13 @@ def _rows(values: Any, count: int) -> list[Tensor]:
     return [tensor.clone() for tensor in rows if tensor.is_floating_point()]
 
 
-def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
+def _first_apart(whole: _Seen, of_halves: Sequence[_Seen]) -> str | None:
     """Return the first part of the module that makes, of the same rows, other rows of the batch than of its half."""
-    for key, (given, made) in whole.items():
-        if all(key in seen for seen in parts):
-            others = [seen[key] for seen in parts]
-            if _are_apart(made, *(rows for _, rows in others)) and not _are_apart(given, *(rows for rows, _ in others)):
+    for key, (inputs, outputs) in whole.items():
+        if all(key in half for half in of_halves):
+            others = [half[key] for half in of_halves]
+            differs = _are_apart(outputs, *(rows for _, rows in others))
+            if differs and not _are_apart(inputs, *(rows for rows, _ in others)):
                 return key[0]
     return None
 

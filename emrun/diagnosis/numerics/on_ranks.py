@@ -52,8 +52,11 @@ def leave(step: Step, batch: Batch, place: Path) -> None:
 def compared(alone: Measured, place: Path) -> Row:
     """Compare the gradients that the processes have left with those of one."""
     shared: Measured = pickle.loads((place / _GRADIENTS).read_bytes())
-    apart = difference(alone.gradients, shared.gradients)
-    return Row(WHAT, SAME) if apart is None else Row(WHAT, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
+    differing = difference(alone.gradients, shared.gradients)
+    if differing is None:
+        return Row(WHAT, SAME)
+    name, deviation = differing
+    return Row(WHAT, DIFFERS, f"{name} by {deviation:.2g}", name, deviation)
 
 
 def measure_on_ranks(job: Job) -> None:

@@ -38,9 +38,9 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
     for stream, source in {train_stream: train_stream, **evaluated}.items():
         # twice with the same random states, and once with others
         first, changed = _pass(model, read(source), stream, seed=0)
-        again, _ = _pass(model, read(source), stream, seed=0)
+        repeated, _ = _pass(model, read(source), stream, seed=0)
         others, _ = _pass(model, read(source), stream, seed=1)
-        for what, name, one, other in _differences(first, again):
+        for what, name, one, other in _differences(first, repeated):
             why = " has state of its own, which its reset() leaves" if what == "metric" else " is another each time"
             if name in changed:
                 why = " in a second pass: the model changes it in place, and the dataset has no other copy"
@@ -111,9 +111,13 @@ def _differences(one: Sequence[Any], other: Sequence[Any]) -> list[_Differs]:
 
 
 def _row(row: str, result: str, what: str, name: str, stream: str, one: Any, other: Any, why: str) -> Row:
-    by = _apart(one, other)
+    deviation = _apart(one, other)
     return Row(
-        row, result, f"{what} {name!r} of stream {stream!r}{'' if by is None else f' by {by:.2g}'}{why}", name, by
+        row,
+        result,
+        f"{what} {name!r} of stream {stream!r}{'' if deviation is None else f' by {deviation:.2g}'}{why}",
+        name,
+        deviation,
     )
 
 

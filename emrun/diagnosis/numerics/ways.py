@@ -37,8 +37,11 @@ def way(step: Step, key: str, batch: Batch) -> Row:
         gradients = step.measure(batch, dropout=has_dropout).gradients
     with model.ways.without(WAYS):
         plain = step.measure(batch, dropout=has_dropout).gradients
-    apart = difference(plain, gradients, _bounds(step, batch) if key == "precision" else None)
-    return Row(what, SAME) if apart is None else Row(what, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
+    differing = difference(plain, gradients, _bounds(step, batch) if key == "precision" else None)
+    if differing is None:
+        return Row(what, SAME)
+    name, deviation = differing
+    return Row(what, DIFFERS, f"{name} by {deviation:.2g}", name, deviation)
 
 
 def _bounds(step: Step, batch: Batch) -> dict[str, float]:

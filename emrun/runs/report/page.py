@@ -221,9 +221,9 @@ def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
     for key in order[:_MOST_CHARTS]:
         x, name = key[:2]
         lines = [each for each in charts[key] if each["curve"].count]
-        of = f"{key[2]}/{name}" if len(key) > 2 else name
+        title = f"{key[2]}/{name}" if len(key) > 2 else name
         if lines:
-            yield {"name": name, "title": in_one_line(of, _LONGEST_NAME), "x": x, "lines": lines}
+            yield {"name": name, "title": in_one_line(title, _LONGEST_NAME), "x": x, "lines": lines}
 
 
 def _variable(name: str) -> str:
@@ -239,12 +239,12 @@ def _same(curve: Curve, first: Curve | None) -> bool:
 
 def _place(index: int, chart: Line) -> Json:
     """Return what the template shows of a chart, which the script draws."""
-    of = "epochs" if chart["x"] == "epoch" else "iterations"
+    unit = "epochs" if chart["x"] == "epoch" else "iterations"
     title = in_one_line(chart["title"], _LONGEST_NAME)
-    return {"index": index, "title": title, "over": of, "spoken": _spoken(chart, of), "gaps": _gaps(chart)}
+    return {"index": index, "title": title, "over": unit, "spoken": _spoken(chart, unit), "gaps": _gaps(chart)}
 
 
-def _spoken(chart: Line, of: str) -> str:
+def _spoken(chart: Line, unit: str) -> str:
     """Return what a screen reader says of a chart."""
     sentences = []
     for line in chart["lines"][:12]:
@@ -257,7 +257,7 @@ def _spoken(chart: Line, of: str) -> str:
                 f"{high[1]:.4g} at {high[0]:g}"
             )
     more = f"; and {len(chart['lines']) - 12} more" if len(chart["lines"]) > 12 else ""
-    return f"{chart['title']} over {of}. {'; '.join(sentences)}{more}"
+    return f"{chart['title']} over {unit}. {'; '.join(sentences)}{more}"
 
 
 def _gaps(chart: Line) -> str:

@@ -107,7 +107,7 @@ def _repeats(parts: Sequence[RunPart], differences: Differences, parameters: Dif
 
 def _pictures(parts: Sequence[RunPart], parameters: Differences) -> Json:
     """Return the statistic against each parameter that differs, and all parameters at once."""
-    by = parts[0].by
+    statistic = parts[0].by
     results = {index: best[0] for index, part in enumerate(parts) if (best := part.best)}
     differing = {
         key: [values[index] for index in results]
@@ -119,13 +119,13 @@ def _pictures(parts: Sequence[RunPart], parameters: Differences) -> Json:
     labels = [f"{parts[index].name}: {result:.6g}" for index, result in results.items()]
     shown = dict(list(differing.items())[:_MOST_PICTURES])
     rows = [list(row) for row in zip(*list(shown.values())[:8], results.values(), strict=True)]
-    axes = [*last_parts(list(shown)[:8]), in_words(by)]
+    axes = [*last_parts(list(shown)[:8]), in_words(statistic)]
     left = len(differing) - len(shown)
     return {
         "scatters": [
-            scatter(key, values, list(results.values()), labels, in_words(by)) for key, values in shown.items()
+            scatter(key, values, list(results.values()), labels, in_words(statistic)) for key, values in shown.items()
         ],
-        "parallel": parallel(axes, rows, labels, by[1] == "min") if len(shown) > 1 else None,
+        "parallel": parallel(axes, rows, labels, statistic[1] == "min") if len(shown) > 1 else None,
         "more_parameters": counted(left, "more parameter") if left else None,
     }
 

@@ -48,9 +48,9 @@ class Curve:
         xs: Sequence[int] = range(first, first + every * len(values), every)
         ys: Sequence[Any] = values
         if None in values:
-            there = [index for index, value in enumerate(values) if value is not None]
-            xs = [xs[index] for index in there]
-            ys = [values[index] for index in there]
+            present = [index for index, value in enumerate(values) if value is not None]
+            xs = [xs[index] for index in present]
+            ys = [values[index] for index in present]
         self._xs += xs
         self._ys += ys
         if ys:
@@ -74,14 +74,14 @@ class Curve:
     def lowest(self) -> tuple[int, float] | None:
         """Return the first place with the lowest value, and the value; None if no value is finite."""
         xs, ys = self._thin()
-        at = _lowest(np.zeros_like(xs), ys)
-        return (int(xs[at[0]]), float(ys[at[0]])) if len(at) else None
+        places = _lowest(np.zeros_like(xs), ys)
+        return (int(xs[places[0]]), float(ys[places[0]])) if len(places) else None
 
     def highest(self) -> tuple[int, float] | None:
         """Return the first place with the highest value, and the value; None if no value is finite."""
         xs, ys = self._thin()
-        at = _lowest(np.zeros_like(xs), -ys)
-        return (int(xs[at[0]]), float(ys[at[0]])) if len(at) else None
+        places = _lowest(np.zeros_like(xs), -ys)
+        return (int(xs[places[0]]), float(ys[places[0]])) if len(places) else None
 
     def points(self, most: int) -> list[Point]:
         """Return the points in their order, without those within a stretch of equal values.

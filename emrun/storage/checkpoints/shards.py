@@ -212,8 +212,8 @@ class Stored:
             rows: Tensor = self.files[file].get_tensor(self.name) if is_all else piece[begin - first : end - first]
         wanted = (last - first, *self.shape[1:]) if self.shape else ()
         if (rows.dtype, shape) != (self.dtype, wanted):
-            both = f"{rows.dtype} of shape {shape}, but {SHARDS} says {self.dtype} of shape {wanted}"
-            raise StorageError(errno.EIO, f"cannot read {path}: {self.name!r} is {both}")
+            mismatch = f"{rows.dtype} of shape {shape}, but {SHARDS} says {self.dtype} of shape {wanted}"
+            raise StorageError(errno.EIO, f"cannot read {path}: {self.name!r} is {mismatch}")
         return rows
 
 

@@ -109,9 +109,9 @@ def is_compressed(file: BinaryIO, size: int) -> bool:
         zipfile.BadZipFile: it is not an archive.
     """
     with zipfile.ZipFile(file) as archive:
-        inside = sum(member.file_size for member in archive.infolist())
+        unpacked_size = sum(member.file_size for member in archive.infolist())
     file.seek(0)
-    return inside > size
+    return unpacked_size > size
 
 
 def _unfolded(value: Any, sizes: dict[int, int]) -> int:
@@ -122,8 +122,8 @@ def _unfolded(value: Any, sizes: dict[int, int]) -> int:
         return 1
     if id(value) not in sizes:
         sizes[id(value)] = 0
-        inside = value.values() if isinstance(value, Mapping) else value
-        sizes[id(value)] = 1 + sum(_unfolded(item, sizes) for item in inside)
+        items = value.values() if isinstance(value, Mapping) else value
+        sizes[id(value)] = 1 + sum(_unfolded(item, sizes) for item in items)
     return sizes[id(value)]
 
 

@@ -80,26 +80,28 @@ def write_apart(collected: Mapping[str, Collected], frozen: Collection[str], dir
     """
     # the frozen tensors that are the same in all files
     (first, _), *others = collected.values()
-    apart = {name: first[name] for name in frozen if name in first}
+    common = {name: first[name] for name in frozen if name in first}
     for weights, _ in others:
-        apart = {
-            name: tensor for name, tensor in apart.items() if name in weights and _has_same_bytes(weights[name], tensor)
+        common = {
+            name: tensor
+            for name, tensor in common.items()
+            if name in weights and _has_same_bytes(weights[name], tensor)
         }
-    if sum(tensor.nbytes for tensor in apart.values()) < LEAST_APART:
-        apart = {}
-    tied = {name: of for _, names in collected.values() for name, of in names.items() if of in apart}
-    if apart and not _link_frozen(apart, tied, directory):
-        write_weights(apart, tied, directory, FROZEN)
+    if sum(tensor.nbytes for tensor in common.values()) < LEAST_APART:
+        common = {}
+    tied = {name: owner for _, names in collected.values() for name, owner in names.items() if owner in common}
+    if common and not _link_frozen(common, tied, directory):
+        write_weights(common, tied, directory, FROZEN)
 
     # the rest of each file
     for name, (weights, names) in collected.items():
-        rest = {key: tensor for key, tensor in weights.items() if key not in apart}
-        tied_rest = {key: of for key, of in names.items() if of in rest}
-        file = UNFROZEN if apart and name == FILE else name
+        rest = {key: tensor for key, tensor in weights.items() if key not in common}
+        tied_rest = {key: owner for key, owner in names.items() if owner in rest}
+        file = UNFROZEN if common and name == FILE else name
         write_weights(rest, tied_rest, directory, file)
         if file == UNFROZEN:
             size = sum(tensor.nbytes for tensor in weights.values())
-            places = dict.fromkeys((*apart, *tied), FROZEN) | dict.fromkeys((*rest, *tied_rest), UNFROZEN)
+            places = dict.fromkeys((*common, *tied), FROZEN) | dict.fromkeys((*rest, *tied_rest), UNFROZEN)
             text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
             with storing(directory / INDEX, "write"):
                 (directory / INDEX).write_text(text + "\n", encoding="utf-8")
@@ -113,7 +115,7 @@ def _link_frozen(weights: Mapping[str, Tensor], tied: Mapping[str, str], directo
         path = max(existing, key=lambda file: (file.parent.stat().st_mtime_ns, file), default=directory / FROZEN)
         with opened_regular(path, depth=2):
             tensors = read_safetensors(path)
-        wanted = {**weights, **{name: weights[of] for name, of in tied.items()}}
+        wanted = {**weights, **{name: weights[owner] for name, owner in tied.items()}}
         if tensors.keys() == wanted.keys() and all(
             _has_same_bytes(tensors[name], tensor) for name, tensor in wanted.items()
         ):
@@ -157,5 +159,5 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             metadata = file.metadata() or {}
         recorded = json.loads(metadata.get(_TIED, "{}"))
     tied = {**metadata, **(recorded if isinstance(recorded, dict) else {})}
-    again = {name: weights[first] for name, first in tied.items() if isinstance(first, str) and first in weights}
-    return {**again, **weights}
+    tied_weights = {name: weights[first] for name, first in tied.items() if isinstance(first, str) and first in weights}
+    return {**tied_weights, **weights}
