@@ -48,6 +48,7 @@ class VariableChecks:
 
     def of_sources(self, stream: str, batch: Batch) -> str:
         """Return what is wrong with the sources of a batch; log a warning of those that nobody reads."""
+        # what the model lacks
         names = list(batch)
         missing = [name for name in self._model.input_names if name not in batch]
         if missing:
@@ -62,6 +63,8 @@ class VariableChecks:
             if not hints and is_calculated:
                 message += "; for a stream without labels there is `emrun predict`, not an evaluation"
             return message
+
+        # what nobody reads
         used = {
             *self._model.input_names,
             *self._model.optional_input_names,
@@ -203,10 +206,14 @@ class BatchChecks:
                 if type(batch).__name__ == "str":  # the names of the sources, if the stream function returns a mapping
                     message += "; if the stream returns a batch, write `yield` instead of `return`"
                 raise self._error(index, message) from None
+
+            # the sources, of the first batch and if they change
             if names != known and batch and looks_at_sources:
                 self._refuse(self._variables.of_sources(stream, batch), index)
                 known = set(names)
                 self._sources = list(batch)
+
+            # the length, which all sources have
             length = -2  # before the first source; -1 stands for a source without a length
             for values in batch.values():
                 try:
@@ -217,6 +224,8 @@ class BatchChecks:
                     if length >= 0 or count < 0:
                         raise self._unequal(batch, index)
                     length = count
+
+            # a batch that is left out
             if length <= 0:
                 self._report_empty(batch, index)
                 return 0

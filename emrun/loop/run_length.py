@@ -152,6 +152,8 @@ class RunLength:
         """How many updates the run will make."""
         self._is_used = True
         self._ask()
+
+        # the limits in updates, as far as they are known
         limits = self.limits
         epoch = self._epoch or self._pass
         sizes = {
@@ -163,6 +165,8 @@ class RunLength:
         ends += [limits["updates"]] if "updates" in limits else []
         of_pass = None if self._pass is None else self._updates(self._pass)
         is_awaited = self._pass is None and self._epoch is None and self.has_zeroth_epoch and not self._is_fixed
+
+        # what this says of the end
         if budgets := self.budgets:
             end = min(ends, default=inf)
             return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(share() for share in budgets)))
@@ -171,6 +175,8 @@ class RunLength:
             return Horizon(None, of_pass, missing, is_awaited)
         if len(ends) == len(limits):
             return Horizon(min(ends), of_pass, "", is_awaited)
+
+        # why the end is not known
         stream_name = self._streams.train_stream_name
         missing = f"the number of batches of a pass of stream {stream_name!r} is not known; {_OTHER_WAYS}"
         if self._fixed_batch_size is None:

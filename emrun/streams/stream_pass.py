@@ -64,6 +64,7 @@ class StreamPass:
         Raises:
             StreamError: the function does not return an iterable, or the stream ends before `start`.
         """
+        # the stream
         has_context = takes_context(self.function)
         if workers:
             seed_everything(self.seed, self.name, "worker", self.number, devices=False)
@@ -89,6 +90,8 @@ class StreamPass:
                 "it must return an iterable of batches (is a `yield` missing?)",
                 first_batch=True,
             )
+
+        # a stream with a state of its own
         batches: Iterator[Any]
         if is_stateful(stream):
             if self.state is not None:
@@ -104,6 +107,8 @@ class StreamPass:
                 "object with state_dict and load_state_dict, so that a resume is exact",
                 first_batch=True,
             )
+
+        # any other stream, from its beginning or from `start`
         batches = context.counted(stream) if has_context or self.ranks.several else iter(stream)
         if not self.start and not worker:
             return batches

@@ -82,6 +82,7 @@ def assemble(
         ConfigError: an argument is wrong.
         BaseException: an error of the dataset, the model or a hook.
     """
+    # the dataset and the model; a dataset that takes the model is built after it
     seed = plan.get("seed", 0)
     started = plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
@@ -95,16 +96,22 @@ def assemble(
         _check_dataset(supplied["dataset"], plan)
     if "model" not in supplied:
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
+
+    # the weights to begin with
     _load_initial(supplied["model"], plan, is_new)
     begins_with = plan.model.kwargs.get("init_from") if is_new else None
     if begins_with and not isinstance(begins_with, list):
         begins_with = [begins_with]
     for source in begins_with or ():
         warn_of_other_classes(supplied["dataset"], expanded(source["path"] if isinstance(source, Mapping) else source))
+
+    # the hooks
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
+
+    # the main loop
     rank = ranks().rank
     seed_everything(seed, "training", *(("rank", rank) if rank else ()))
     arguments = dict(plan.get("main_loop", {}))

@@ -82,6 +82,7 @@ def create_training(
     root = resolved(output_root)
     place = None if output_dir is None else resolved(output_dir)
     with joined.in_step() as exchange:
+        # the plan, which is the same on all ranks
         drawn = dict(zip(DRAWN, exchange("drawn seed", (draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
         plan = Plan.of(loaded, added=added_hooks)
@@ -89,6 +90,8 @@ def create_training(
         plan.check_trainable()
         if not joined.is_first:
             return follow(plan, Path(exchange("run directory", None)), exchange, is_new=True)
+
+        # the run directory
         existed = place is not None and place.exists()
         had_root = place is not None or root.exists()
         run = create_run(
@@ -102,6 +105,8 @@ def create_training(
             overrides=in_name(loaded.overrides),
         )
         record_code(plan, run)
+
+        # the objects
         try:
             with kept_or_removed(run, existed, remove_failed), run.log:
                 warn_of(loaded.notes)

@@ -98,12 +98,15 @@ def evaluate(
     directory = resolved(run_directory)
     run = None
     with joined.in_step() as exchange:
+        # the plan: the config of the run, or another one, with `eval.<stream>`
         base = config_of(directory, config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
         if merged.root.get("hooks") is None:
             merged = with_statistics(merged)
         plan = Plan.of(merged)
         check_alike(plan, exchange)
+
+        # rank 0 writes the results; the others follow
         if joined.is_first:
             root = directory / CHECKPOINTS
             find_checkpoint(plan, directory, checkpoint_name)
@@ -140,6 +143,8 @@ def evaluate(
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, exchange=exchange)
             place = Path(exchange("run directory", None))
             training = follow(plan, place, exchange, load, is_evaluation=not as_trained, classes=directory)
+
+    # the evaluation
     if run is None:
         return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:

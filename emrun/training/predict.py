@@ -107,6 +107,8 @@ def predict(
     with joined.in_step() as exchange:
         if place is not None and joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{from_here(place)} exists; choose another file, or replace it with --overwrite")
+
+        # the plan, with a hook that collects the outputs
         base = config_of(directory, config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]))
         check_alike(plan, exchange)
@@ -120,6 +122,8 @@ def predict(
             raise UsageError(error.message) from error
         log_code_directory(plan)
         plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
+
+        # the objects, with the weights of the checkpoint
         training = assemble_alike(plan, exchange, directory, run=None, is_evaluation=True, classes=directory)
         check_stream(training.dataset, stream)
         training.model.predict_only()
@@ -137,6 +141,8 @@ def predict(
                 else "a label may be absent if its parameter of forward has a default value, such as label=None"
             )
         raise
+
+    # what was written
     rows, columns = joined.from_first("rows and columns", (saver.rows, tuple(saver.columns)))
     if not rows:
         raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)

@@ -100,11 +100,14 @@ def _resumed(
     """Resume on rank 0, which writes the run directory; `exchange` is called at the same points as in `_follow`."""
     run = _opened(source, command)
     try:
+        # the plan, and what has changed since
         stored = read_config(source)
         config = stored.overridden(overrides)
         plan = _plan_of(config, added_hooks)
         check_alike(plan, exchange)
         changed = _changes(_as_written(source, stored), config.root)
+
+        # a run that has finished
         trace = read_trace(source)
         if (
             trace.get("status") == "finished"
@@ -115,9 +118,13 @@ def _resumed(
             _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
             exchange("run to resume", None)
             return None
+
+        # the checkpoint
         check_names(source / CHECKPOINTS)
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
+
+        # the objects, with the states of the checkpoint
         record_code(plan, run)
         with run.log:
             warn_of(config.notes)
@@ -137,6 +144,8 @@ def _resumed(
             exchange("checkpoint to load", str(place) if place is not None else None)
             exchange("all is ready", None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
+
+            # the run directory, when all ranks are ready
             run.trace.begin_again(  # before the config: a run with a changed one must not count as finished
                 trace,
                 {"checkpoint": place.name if place else None, "changed": changed},
