@@ -12,6 +12,10 @@ optimizer, its schedule), and SkippedUpdates counts those that are not made. `ch
     subclass that trains in its own way       SummedStep              SummedStep
     several ranks that share the weights      ShardedStep             ShardedStep
 
+When an update is made, the gradients are complete and unscaled in each kind of step. Updater.update, in its order: the
+hooks before the update, the learning rates, whether it is skipped or its loss refused, the step of the optimizer, the
+hooks after it.
+
 A batch that is split is run by MicroBatches, which gives its parts to such a step. The training of a subclass that
 trains in its own way is called by Manual, in each kind of step.
 
