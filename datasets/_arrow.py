@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,25 @@ def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
         ValueError: a whole number is too large for the type.
     """
     return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
+
+
+def types_as_text(kinds: Mapping[str, Any]) -> str:
+    """Return the types of columns as a text, for a file of the run."""
+    return base64.b64encode(pa.schema(kinds).serialize()).decode()
+
+
+def types_of(text: str) -> dict[str, Any]:
+    """Return column -> its type, from what `types_as_text` has returned."""
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def as_texts(column: Any) -> list[str | None]:
+    """Return a column as texts, with None for nulls."""
+    column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+    is_plain = not _is_list(column.type) and "binary" not in str(column.type)
+    values = (column.cast(pa.string()) if is_plain else column).to_pylist()
+    return [each if each is None else str(each) for each in values]
 
 
 def formed(forms: ColumnForms, name: str, column: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
+from emrun.base.types import Json
 from emrun.base.wording import meant_of
 from emrun.stream_context import Rows
 
@@ -66,6 +67,15 @@ class ColumnForms:
     def learn(self, source: str, names: Iterable[str]) -> None:
         """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""
         self.names.setdefault(source, sorted(set(names), key=_order))
+
+    def restore(self, learnt: Json) -> None:
+        """Take what `learnt` has returned for the train rows of a run."""
+        self.names |= learnt["categories"]
+
+    @property
+    def learnt(self) -> Json:
+        """What was learnt from the train rows."""
+        return {"categories": self.names}
 
     def use(self, known: Mapping[str, Sequence[str]]) -> None:
         """Take the names that a run has recorded instead of those of the train rows."""

@@ -283,6 +283,8 @@ def test_every_file_has_a_test():
         "models/step/size_search": "models/step/test_micro_batches",
         "streams/packing": "streams/test_workers",
         "streams/pass_lengths": "loop/test_run_length",
+        "base/preparations": "training/test_preparation",
+        "storage/preparation": "training/test_preparation",
         "runs/own_files": "runs/test_pruning",
         "streams/worker_process": "streams/test_workers",
     }

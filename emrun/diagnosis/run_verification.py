@@ -134,7 +134,7 @@ def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | N
     if not recorded:
         return "left out", f"none of the first {_STEPS} steps is recorded", {}
     older = own / _FIRST_CONFIG
-    again = job(config=str(older if older.is_file() else own), name=_AGAIN, end=last)
+    again = job(config=str(older if older.is_file() else own), name=_AGAIN, end=last, prepared=str(own))
     again.run(forks)
     found = compare_steps(recorded, StoredRun(again.directory).steps())
     if found["first"] is None:
