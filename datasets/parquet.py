@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from emrun.base.wording import meant_of
 from emrun.datasets._arrow import (
     agree,
     alike,
+    array_of,
     as_texts,
+    column_of,
     formed,
     has_nulls,
+    learn_fill,
     sources_of,
     types_as_text,
     types_of,
@@ -30,6 +34,7 @@ from emrun.datasets._division import Readable, SplitForm
 from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
+from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
 from emrun.stream_context import Array, Rows, StreamContext
 
 with needing("Parquet", "pyarrow", "data"):
@@ -72,8 +77,10 @@ class Parquet(Prepared):
         train: a path, a pattern such as `data/*.parquet` (its files are sorted by name), or a list of these.
         valid: the files for the stream `valid`, to evaluate on during the training.
         test: the files for the stream `test`, to evaluate on at the end.
+        normalize: column -> how its numbers are scaled, see `Table`. Whole numbers become float32.
         columns: the columns to read; by default all columns of the first file.
         fill: column -> the value that replaces nulls. Whole numbers become float64 if the value is not one, as `.nan`.
+            `{by: median}` and `{by: most_frequent}` take the value from the train rows.
         categories: columns whose values become numbers. A run keeps their names in `classes.json`: `resume`, `eval` and
             `predict` use the same numbers, whatever the train rows are then.
         batch_size: the number of examples in a batch.
@@ -95,9 +102,10 @@ class Parquet(Prepared):
         test: str | list[str] | None = None,
         columns: list[str] | None = None,
         batch_size: int = 32,
-        fill: Mapping[str, Any] | None = None,
+        fill: Mapping[str, Any | FillForm] | None = None,
         categories: list[str] | None = None,
         split: SplitForm | None = None,
+        normalize: Mapping[str, Normalize] | None = None,
         preparation: Json | None = None,
     ) -> None:
         if columns is not None:
@@ -105,7 +113,7 @@ class Parquet(Prepared):
             if not columns or len(set(columns)) < len(columns):
                 raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
 
-        self._forms = ColumnForms(fill, categories)
+        self._forms = ColumnForms(fill, categories, normalize)
         self._columns = columns
         self._kinds: dict[str, Any] = {}
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
@@ -121,7 +129,7 @@ class Parquet(Prepared):
         return groups
 
     def _learnt(self) -> Json:
-        if self._split is None:
+        if self._split is None and not self._forms.learns:
             return {}
         return {"types": types_as_text(self._kinds), **self._forms.learnt}
 
@@ -192,10 +200,11 @@ class _RowGroups(Readable, Part):
             agree(argument, str(path), schema, kinds)
             columns = schema.names
             if not index:
-                forms.check(columns, columns)
+                forms.check(columns, columns, columns)
                 for name in columns:
                     formed(forms, name, pa.array([], kinds[name]))
-            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in forms.fill])
+            filled = (*forms.fill, *forms.fill_by)
+            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in filled])
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
@@ -209,19 +218,31 @@ class _RowGroups(Readable, Part):
         self.place = first_of([str(path) for path in files])
 
     def learn(self) -> None:
-        """Number the categories of the train rows."""
+        """Learn from the train rows: values that fill gaps, categories and scales, one column at a time."""
+        forms = self._forms
+        for name in forms.fill_by:
+            raw = [table.column(name) for table in self._tables([name], is_raw=True)]
+            learn_fill(forms, name, pa.concat_tables([pa.table({name: each}) for each in raw]).column(name), self.place)
+        for name, by in forms.normalize.items():
+            parts = [array_of(table.column(name)) for table in self._tables([name])]
+            numbers = [each.astype(np.float64) for each in parts if each is not None and each.dtype.kind in "iuf"]
+            if len(numbers) < len(parts):
+                raise ArgumentError(f"normalize.{name}", f"column {name!r} has no numbers, or lists of several lengths")
+            values = np.concatenate(numbers)
+            columns = values.reshape(len(values), -1).T
+            forms.scales[name] = scale_of(by, ((name, each) for each in columns), self.place)
         found: dict[str, set[str]] = {name: set() for name in self._forms.categories}
         tables = self._tables(list(found)) if found else ()
         for table in tables:
-            for name, values in found.items():
-                values.update(table.column(name).unique().to_pylist())
-        for name, values in found.items():
-            self._forms.learn(name, values)
+            for name, known in found.items():
+                known.update(table.column(name).unique().to_pylist())
+        for name, known in found.items():
+            forms.learn(name, known)
 
-    def _tables(self, columns: Sequence[str]) -> Iterator[Any]:
+    def _tables(self, columns: Sequence[str], *, is_raw: bool = False) -> Iterator[Any]:
         """Yield columns of the rows, row group by row group."""
         for group in range(len(self._groups)):
-            table = self._columns_of(group, columns, "train")
+            table = self._columns_of(group, columns, "train", is_raw=is_raw)
             yield table if self._chosen is None else table.take(pa.array(self._chosen_of(group) - self._begins[group]))
 
     def _chosen_of(self, group: int) -> Rows:
@@ -298,14 +319,22 @@ class _RowGroups(Readable, Part):
             indices = found.indices.to_numpy()
             numbers = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(numbers))
+        for name, scale in self._forms.scales.items():
+            place = table.schema.get_field_index(name)
+            values: Any = array_of(table.column(name))
+            values = scaled(values, scale, partial(self._refusal, name, group))
+            table = table.set_column(place, name, column_of(values))
         return _RowGroup(table, views_of(table))
+
+    def _refusal(self, name: str, group: int, row: int, what: str) -> StreamError:
+        return StreamError(f"{self.where(int(self._begins[group]) + row)}: column {name!r}: {what}")
 
     def _where(self, group: int, stream: str) -> str:
         file, number = self._groups[group]
         return f"stream {stream!r}: {str(self._files[file])!r}, row group {number}"
 
-    def _columns_of(self, group: int, columns: Sequence[str], stream: str) -> Any:
-        """Return columns of a row group, with their gaps filled, and categories as texts.
+    def _columns_of(self, group: int, columns: Sequence[str], stream: str, *, is_raw: bool = False) -> Any:
+        """Return columns of a row group, with their gaps filled, and categories as texts, unless they stay as they are.
 
         Raises:
             StreamError: the row group cannot be read, has changed, or has a null.
@@ -322,7 +351,7 @@ class _RowGroups(Readable, Part):
             table = alike(table, self._kinds)
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
-        for index, name in enumerate(columns):
+        for index, name in enumerate(() if is_raw else columns):
             column = formed(self._forms, name, table.column(name))
             if has_nulls(column):
                 raise StreamError(f"{where}: {_null(name)}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from emrun.datasets._division import Readable, SplitForm
 from emrun.datasets._paths import check_unchanged, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
+from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
 from emrun.stream_context import Array, Rows, StreamContext
 
 _BLOCK = 2**24  # bytes of a CSV file that are read at once; a row must not be longer
@@ -69,7 +71,10 @@ class Table(Prepared):
         columns: only for CSV files: source -> a column, or a list of columns, which become one float32 source of shape
             (B, number of columns). If it is null, every column is a source.
         fill: only for CSV files: column -> the value that replaces empty cells. The column is float32 if the value is
-            not a whole number, as `.nan`.
+            not a whole number, as `.nan`. `{by: median}` and `{by: most_frequent}` take the value from the train rows;
+            they fill `nan`, too.
+        normalize: source -> `standard` (mean 0, deviation 1), `minmax` (0 to 1), `robust` (median 0, quartiles 1 apart)
+            or `log`, column by column, after `fill`, with what the train rows tell; `nan` is ignored.
         categories: columns of CSV files, or sources of other files, whose values become numbers. Each is a source of
             its own. A run keeps their names in `classes.json`: `resume`, `eval` and `predict` use the same numbers,
             whatever the train rows are then.
@@ -101,10 +106,11 @@ class Table(Prepared):
         batch_size: int = 32,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         memory_map: bool = False,
-        fill: Mapping[str, str | float] | None = None,
+        fill: Mapping[str, str | float | FillForm] | None = None,
         categories: Sequence[str] | None = None,
         id: str | None = None,
         split: SplitForm | None = None,
+        normalize: Mapping[str, Normalize] | None = None,
         preparation: Json | None = None,
     ) -> None:
         check_flag("memory_map", memory_map)
@@ -114,7 +120,7 @@ class Table(Prepared):
         self._columns = columns
         self._memory_map = memory_map
         self._id = id
-        self._forms = ColumnForms(fill, categories)
+        self._forms = ColumnForms(fill, categories, normalize)
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
 
@@ -126,7 +132,7 @@ class Table(Prepared):
         return _Sources(name, part, self._forms, self._dtypes)
 
     def _learnt(self) -> Json:
-        if self._split is None:
+        if self._split is None and not self._forms.learns:
             return {}
         dtypes = {source: dtype.str for source, dtype in self._dtypes.items()}
         return {"dtypes": dtypes, **self._forms.learnt}
@@ -159,7 +165,7 @@ class _Rows(Readable):
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
-        for key, value in {"columns": columns, "fill": forms.fill}.items():
+        for key, value in {"columns": columns, "fill": forms.fill or forms.fill_by}.items():
             if value and ending != ".csv":
                 raise ArgumentError(key, f"only CSV files have it, and {argument} is not a CSV file")
         if memory_map and not isinstance(files, Mapping):
@@ -186,7 +192,7 @@ class _Rows(Readable):
         self.layout = columns or {each: each for each in there if each not in aside}
         """Source -> a column, or several."""
         own = [named for named in self.layout.values() if isinstance(named, str)]
-        forms.check([] if self._csv is None else _flat(self.layout), own)
+        forms.check([] if self._csv is None else _flat(self.layout), own, self.layout)
         if self._csv is None:
             self._check_lengths(argument)
         else:
@@ -247,20 +253,42 @@ class _Rows(Readable):
     def arrays(self, forms: ColumnForms) -> dict[str, Array | _Mapped]:
         """Return the sources, without gaps."""
         if self._csv is None:
-            return {source: self.columns[source] for source in self.layout}
+            arrays = {source: self.columns[source] for source in self.layout}
+            return {source: self._scaled(source, [source], values, forms) for source, values in arrays.items()}
         arrays = {name: self._filled(name, forms) for name in self.columns}
         return {
-            source: arrays[named]
+            source: self._scaled(source, [named], arrays[named], forms)
             if isinstance(named, str)
-            else np.stack([arrays[name].astype(np.float32) for name in named], axis=1)
+            else self._scaled(source, named, np.stack([arrays[name].astype(float) for name in named], axis=1), forms)
             for source, named in self.layout.items()
         }
 
+    def _scaled(self, source: str, names: Sequence[str], values: Any, forms: ColumnForms) -> Array | _Mapped:
+        """Return a source as `normalize` says; without this, numbers of CSV files are float32."""
+        by = forms.normalize.get(source)
+        if by is not None:
+            if values.dtype.kind not in "iuf" or values.ndim not in (1, 2):
+                what = f"{values.dtype} of shape {values.shape}"
+                raise ArgumentError(f"normalize.{source}", f"it is {what}, not one number or several for each row")
+            if source not in forms.scales:
+                forms.scales[source] = scale_of(by, _columns(names, values), self.place)
+            refuse = partial(self._refusal, source)
+            if isinstance(values, _Mapped):
+                values.scale(partial(scaled, scale=forms.scales[source], refuse=refuse))
+                return values
+            values = scaled(values, forms.scales[source], refuse)
+        is_wide = self._csv is not None and values.dtype == np.float64
+        return values.astype(np.float32) if is_wide else values  # type: ignore[no-any-return]
+
+    def _refusal(self, source: str, row: int, what: str) -> ArgumentError:
+        return ArgumentError(f"normalize.{source}", f"{self.where(row)}: {what}")
+
     def _filled(self, name: str, forms: ColumnForms) -> Array:
         """Return a column of a CSV file without gaps: texts if it has categories, else numbers."""
-        from emrun.datasets._arrow import formed
+        from emrun.datasets._arrow import formed, learn_fill
 
         argument = self._csv.argument if self._csv is not None else ""
+        learn_fill(forms, name, self.columns[name], self.place)
         column = formed(forms, name, self.columns[name])
         if column.null_count:
             advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
@@ -272,7 +300,8 @@ class _Rows(Readable):
             return values.astype(str)
         try:
             with np.errstate(over="raise"):
-                return values if values.dtype == np.int64 else values.astype(np.float32)
+                values.astype(np.float32)
+            return values
         except FloatingPointError as error:
             largest = max(values[np.isfinite(values)], key=abs)
             what = f"{self.place}: column {name!r} has {largest}, which float32 cannot hold"
@@ -356,6 +385,7 @@ class _Mapped:
         self._path = path
         self._identity = identity(path)
         self._chosen: Rows | None = None
+        self._change: Callable[[Array], Array] | None = None
         self._values: Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
         self.shape = self._values.shape
         self.ndim = self._values.ndim
@@ -375,11 +405,17 @@ class _Mapped:
         self._chosen = rows
         self.shape = (len(rows), *self.shape[1:])
 
+    def scale(self, change: Callable[[Array], Array]) -> None:
+        """Scale what is read from now on."""
+        self._change = change
+        self.dtype = change(np.ones((1, *self.shape[1:]), self.dtype)).dtype
+
     def __getitem__(self, rows: Rows) -> Array:
         check_unchanged(self._path, self._identity, str(self._path), "it was mapped")
         if self._values is None:
             self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
-        return np.asarray(self._values[rows if self._chosen is None else self._chosen[rows]])
+        found = np.asarray(self._values[rows if self._chosen is None else self._chosen[rows]])
+        return found if self._change is None else self._change(found)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": None, "_path": self._path.absolute()}
@@ -426,6 +462,16 @@ def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
         names = [named] if isinstance(named, str) else named
         if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
             raise ArgumentError("columns", f"source {source!r}: {named!r} is neither a column nor a list of columns")
+
+
+def _columns(names: Sequence[str], values: Any) -> Iterator[tuple[str, Array]]:
+    """Yield the name and the numbers of each column of a source, one after the other."""
+    count = 1 if values.ndim == 1 else values.shape[1]
+    rows = np.arange(values.shape[0])
+    for index in range(count):
+        name = names[index] if len(names) == count else f"{names[0]}[{index}]"
+        whole = values[rows] if isinstance(values, _Mapped) else values
+        yield name, (whole if values.ndim == 1 else whole[:, index]).astype(np.float64)
 
 
 def _flat(layout: Mapping[str, str | Sequence[str]]) -> list[str]:
