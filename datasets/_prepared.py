@@ -38,7 +38,7 @@ class Prepared(Splits):
     ) -> None:
         check_count("batch_size", batch_size, minimum=1)
         self._files = {name: each for name, each in files.items() if each is not None}
-        self._split = None if split is None else Split.read(split, self._files)
+        self._split = None if split is None else Split.read(split, self._files if preparation is None else ())
         self._opened: dict[str, Part] = {}
         self._kept: Json = {} if preparation is None else preparation
         self._division: Json = {}
@@ -112,7 +112,8 @@ class Prepared(Splits):
             division = self._split.divide(whole)
             self._groups = set(whole.texts("split.group", self._split.form["group"])) if self._has_groups else set()
             self._division = self._split.keep(division, self._kept.get("split"), whole.place)
-            found |= {part: whole.take(rows) for part, rows in division.rows.items()}
+            own = [part for part in division.rows if part == "train" or part not in self._files]
+            found |= {part: whole.take(division.rows[part]) for part in own}
         elif self._has_groups:
             self._check_groups(name, found[name])
         for stream, part in found.items():

@@ -137,6 +137,10 @@ class Parquet(Prepared):
         self._kinds |= types_of(learnt["types"])
         self._forms.restore(learnt)
 
+    def scale_of(self, source: str) -> Json | None:
+        """Return how a source is scaled, for `units` of a model; None if it is not."""
+        return self._forms.scales.get(source)
+
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column of `categories` -> the names of its categories."""
         return self._forms.names

@@ -126,7 +126,9 @@ class Table(Prepared):
 
     def _read(self, name: str, files: str | Path | Mapping[str, str | Path]) -> dict[str, _Rows]:
         helpers = [] if self._split is None else self._split.helpers
-        return {name: _Rows(name, files, self._columns, self._forms, self._memory_map, self._id, helpers)}
+        return {
+            name: _Rows(name, files, self._columns, self._forms, self._memory_map, self._id, helpers, bool(self._kept))
+        }
 
     def _complete(self, name: str, part: Any) -> Part:
         return _Sources(name, part, self._forms, self._dtypes)
@@ -140,6 +142,10 @@ class Table(Prepared):
     def _use(self, learnt: Json) -> None:
         self._dtypes |= {source: np.dtype(text) for source, text in learnt["dtypes"].items()}
         self._forms.restore(learnt)
+
+    def scale_of(self, source: str) -> Json | None:
+        """Return how a source is scaled, for `units` of a model; None if it is not."""
+        return self._forms.scales.get(source)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return source of `categories` -> the names of its categories."""
@@ -162,6 +168,7 @@ class _Rows(Readable):
         memory_map: bool,
         name: str | None,
         helpers: Sequence[str],
+        may_lack: bool,
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
@@ -193,6 +200,14 @@ class _Rows(Readable):
         """Source -> a column, or several."""
         own = [named for named in self.layout.values() if isinstance(named, str)]
         forms.check([] if self._csv is None else _flat(self.layout), own, self.layout)
+        self.may_lack = may_lack and argument != "train"
+        """Whether sources may be missing, as the labels of a prediction are."""
+        if self.may_lack:
+            self.layout = {
+                source: named
+                for source, named in self.layout.items()
+                if not {*there}.isdisjoint(_flat({source: named}))
+            }
         if self._csv is None:
             self._check_lengths(argument)
         else:
@@ -328,8 +343,9 @@ class _Sources(Part):
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         own = {column: source for source, column in rows.layout.items() if isinstance(column, str)}
         for column in forms.categories:
-            self._number(own[column])
-        self._check(argument)
+            if column in own:
+                self._number(own[column])
+        self._check(argument, rows)
 
     def _number(self, source: str) -> None:
         """Replace the categories of a source by their indices in this stream; those of train are learnt."""
@@ -362,9 +378,9 @@ class _Sources(Part):
             batch[ID] = [names_of_rows[row] for row in rows.tolist()]
         return batch
 
-    def _check(self, argument: str) -> None:
+    def _check(self, argument: str, rows: _Rows) -> None:
         known = self._dtypes or dict.fromkeys(self._sources)
-        if self._sources.keys() != known.keys():
+        if self._sources.keys() != known.keys() and not (rows.may_lack and self._sources.keys() <= known.keys()):
             raise ArgumentError(
                 argument, f"its sources are {listed(list(self._sources))}; those of train are {listed(list(known))}"
             )

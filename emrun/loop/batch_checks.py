@@ -171,7 +171,8 @@ class BatchChecks:
             return
         if not isinstance(outputs, Mapping):
             raise self._error(0, f"model.run must return a mapping output name -> value, not {type(outputs).__name__}")
-        overlap = [name for name in outputs if name in self._sources]
+        in_units = self._model.in_units.values()  # sources that are added in the unit of the data
+        overlap = [name for name in outputs if name in self._sources and name not in in_units]
         if overlap:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)

@@ -40,6 +40,7 @@ from emrun.models.step.size_search import advise
 from emrun.models.step.summed import SummedBatches, SummedWindows
 from emrun.models.step.windows import Windows
 from emrun.models.sync_batch_norm import warn_of_batch_norm
+from emrun.models.units import Units
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -155,6 +156,8 @@ class TorchModel(SavedModel):
         strategy: `{shard: REGEX}` makes several ranks share the weights, their gradients and the states of optimizers:
             each has some rows of them. A regular expression, or a list of them (`re.search`), for names of parts of
             the module: the weights of such a part are together while it runs. One process has all.
+        units: output -> the source whose unit it has, if the dataset scales the source (`normalize`). Losses get both
+            as they are; metrics, hooks and predictions get both in the unit of the data.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -191,6 +194,7 @@ class TorchModel(SavedModel):
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
         sync_batch_norm: bool = False,
         strategy: StrategyForm | None = None,
+        units: Mapping[str, str] | None = None,
     ) -> None:
         if micro_batch_size is not None and (sync_batch_norm or strategy is not None):
             message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
@@ -209,6 +213,7 @@ class TorchModel(SavedModel):
             sync_batch_norm=sync_batch_norm,
             strategy=strategy,
         )
+        self.in_units = dict(units or {})
         self._begins_with = init_from is not None
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
@@ -385,6 +390,8 @@ class TorchModel(SavedModel):
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
         super().register_mainloop(main_loop)
+        if self.in_units and main_loop.dataset is not None:
+            self._outputs.use_units(Units(self.in_units, main_loop.dataset))
         self._stream = None
         self._loadable.register()
         for each in self._optimizers.members:
