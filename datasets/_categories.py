@@ -28,6 +28,7 @@ class ColumnForms:
         fill: column -> the value that fills its gaps, or `{by: STATISTIC}`; None for no column.
         categories: the columns of categories; None for none.
         normalize: source -> how its numbers are scaled; None for no source.
+        future: the columns that windows tell.
 
     Raises:
         ArgumentError: an argument has another form.
@@ -38,6 +39,7 @@ class ColumnForms:
         fill: Mapping[str, Any] | None,
         categories: Sequence[str] | None,
         normalize: Mapping[str, Normalize] | None = None,
+        future: Sequence[str] = (),
     ) -> None:
         check_names("categories", categories or [])
         given = dict(fill or {})
@@ -48,6 +50,7 @@ class ColumnForms:
         for name in self.fill_by:
             check_keys(f"fill.{name}", given[name], ["by"])
             check_choice(f"fill.{name}.by", self.fill_by[name], FillBy)
+        self.future = tuple(future)
         self.normalize = dict(normalize or {})
         for name, each in self.normalize.items():
             check_choice(f"normalize.{name}", each, Normalize)

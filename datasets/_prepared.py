@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
-from emrun.base.types import Json
+from emrun.base.types import Batch, Json
 from emrun.datasets._division import SPLIT, Readable, Split, check_form, plain_of
 from emrun.datasets._splits import Part, Splits
+from emrun.stream_context import StreamContext
 
 _COUNTS = mapping_of(whole())
 _KEPT = record({"class": TEXT, "files": record({}), "rows": _COUNTS, "split": optional(SPLIT), "learnt": record({})})
@@ -136,8 +137,16 @@ class Prepared(Splits):
 
     def _part(self, name: str) -> Part:
         if name not in self._opened:
-            try:
-                self._opened |= self._loaded(name)
-            except ArgumentError as error:
-                raise StreamError(f"dataset.{error.argument}: {error.message}", first_batch=True) from error
+            self._opened |= self._loaded(name)
         return self._opened[name]
+
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
+        try:
+            part = self._of_pass(self._part(name), ctx)
+        except ArgumentError as error:
+            raise StreamError(f"dataset.{error.argument}: {error.message}", first_batch=True) from error
+        return self._batches(part, ctx, shuffle=name == "train" and ctx.epoch > 0)
+
+    def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
+        """Return the examples of a pass over a stream."""
+        return part

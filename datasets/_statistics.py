@@ -57,18 +57,22 @@ def scale_of(by: Normalize, columns: Iterable[tuple[str, Array]], where: str) ->
     """
     shifts: list[float] = []
     scales: list[float] = []
-    for name, values in columns if by != "log" else ():
-        own = values[~np.isnan(values)]
-        low, high = (own.min(), own.max()) if len(own) else (0.0, 0.0)
+    if by == "log":
+        return {"by": by, "shift": shifts, "scale": scales}
+    for name, values in columns:
+        own = values[~np.isnan(values)] if not np.isnan(values).all() else np.zeros(1)
+        shift = own.min()
+        span = own.max() - shift
+        scale = span
         if by == "standard":
-            shift, scale = own.mean() if len(own) else 0.0, own.std() if len(own) else 0.0
-        elif by == "minmax":
-            shift, scale = low, high - low
-        else:
-            first, shift, third = np.quantile(own, [0.25, 0.5, 0.75]) if len(own) else (0.0, 0.0, 0.0)
-            scale = third - first
-        if low == high or not 0 < scale < np.inf:
-            what = f"the value {low:g} only" if low == high else f"no {by} scale for its values"
+            shift = own.mean()
+            scale = own.std()
+        elif by == "robust":
+            quartiles = np.quantile(own, [0.25, 0.5, 0.75])
+            shift = quartiles[1]
+            scale = quartiles[2] - quartiles[0]
+        if not span or not 0 < scale < np.inf:
+            what = f"no {by} scale for its values" if span else f"the value {own[0]:g} only"
             advice = "leave the column out, or the source out of `normalize`"
             raise ArgumentError("normalize", f"{where}: column {name!r} has {what} in the train rows; {advice}")
         shifts.append(float(shift))
@@ -94,5 +98,5 @@ def scaled(values: Array, scale: Json, refuse: Callable[[int, str], Exception]) 
             row = int(np.argmax((exact <= 0).reshape(len(exact), -1).any(axis=1)))
             raise refuse(row, f"{exact[row]} has no logarithm; write another form in `normalize`, or values above 0")
         return np.asarray(np.log(exact), dtype)
-    shift, by = (np.array(each).reshape(values.shape[1:]) for each in (scale["shift"], scale["scale"]))
-    return np.asarray((exact - shift) / by, dtype)
+    shift = np.reshape(scale["shift"], values.shape[1:])
+    return np.asarray((exact - shift) / np.reshape(scale["scale"], values.shape[1:]), dtype)

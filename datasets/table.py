@@ -25,6 +25,7 @@ from emrun.datasets._paths import check_unchanged, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
+from emrun.datasets._windows import FUTURE, WindowForm, Windows, check_window
 from emrun.stream_context import Array, Rows, StreamContext
 
 _BLOCK = 2**24  # bytes of a CSV file that are read at once; a row must not be longer
@@ -88,6 +89,12 @@ class Table(Prepared):
             default its name; `folds: 5` with `fold: 0` makes the fold 0 of 5 the part `valid`. Rows and classes are
             those that scikit-learn draws. A column that only divides the rows or names them is no source, unless
             `columns` lists it.
+        window: only for CSV files: examples are windows of `past` and `future` rows that follow each other by the
+            column `order`, within each `group`: `{past: 48, future: 24, order: time, group: house, future_of: [load]}`.
+            Sources are (B, past, C), categories (B, past); `future` is (B, future, columns of `future_of`), scaled as
+            a source with these columns. Windows begin every `stride` rows. A window lies in one part; with
+            `past_across`, its past may lie in another one. Its `id` is that of the last row of the past. A prediction
+            needs only the past.
         preparation: what the run keeps of the data, which emrun supplies.
         memory_map: read from `.npy` files only the examples of each batch, for tables that are larger than the memory.
             Such a file must not change during the training.
@@ -111,16 +118,28 @@ class Table(Prepared):
         id: str | None = None,
         split: SplitForm | None = None,
         normalize: Mapping[str, Normalize] | None = None,
+        window: WindowForm | None = None,
         preparation: Json | None = None,
     ) -> None:
         check_flag("memory_map", memory_map)
         _check_columns(columns)
         if id is not None and ID in (columns or ()):
             raise ArgumentError("id", "`columns` has a source 'id' too; rename it")
+        if window is not None:
+            check_window(window)
+            if FUTURE in (columns or ()):
+                raise ArgumentError("columns", "`window` adds the source 'future'; choose another name")
+            columns = columns and {**columns, FUTURE: window["future_of"]}
+            if columns is None:
+                raise ArgumentError(
+                    "window", "set `columns` to the sources of the past, such as {x: [load, temperature]}"
+                )
+        self._window = window
+        self._of_windows: dict[_Rows, _Sources] = {}  # all rows of the file that was read last
         self._columns = columns
         self._memory_map = memory_map
         self._id = id
-        self._forms = ColumnForms(fill, categories, normalize)
+        self._forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
 
@@ -131,7 +150,24 @@ class Table(Prepared):
         }
 
     def _complete(self, name: str, part: Any) -> Part:
-        return _Sources(name, part, self._forms, self._dtypes)
+        rows: _Rows = part
+        learns = name == "train" and not self._kept
+        sources = _Sources(name, rows, self._forms, self._dtypes) if self._window is None or learns else None
+        if self._window is None and sources is not None:
+            return sources
+        form: Any = self._window
+        if rows.whole not in self._of_windows:
+            whole = sources if rows.whole is rows else None
+            self._of_windows = {rows.whole: whole or _Sources(name, rows.whole, self._forms, self._dtypes)}
+        windows = Windows(form, rows.whole, rows.chosen, self._of_windows[rows.whole], f"{rows.place}: {name}")
+        if not self._kept:
+            windows.check()
+        return windows
+
+    def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
+        if isinstance(part, Windows):
+            return part.predicted() if ctx.in_order else part.check()
+        return part
 
     def _learnt(self) -> Json:
         if self._split is None and not self._forms.learns:
@@ -145,7 +181,7 @@ class Table(Prepared):
 
     def scale_of(self, source: str) -> Json | None:
         """Return how a source is scaled, for `units` of a model; None if it is not."""
-        return self._forms.scales.get(source)
+        return _scale(source, self._columns or {}, self._forms)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return source of `categories` -> the names of its categories."""
@@ -180,7 +216,10 @@ class _Rows(Readable):
             raise ArgumentError("memory_map", what)
         self.place = str(files)
         self._csv: _Csv | None = None
-        self._chosen: Rows | None = None  # the numbers of the rows in the file, if not all
+        self.chosen: Rows | None = None
+        """The numbers of the rows in the file; None for all."""
+        self.whole = self
+        """All rows of the file."""
         self._names: list[str] | None = None
         self.columns: dict[str, Any]
         """Column of a CSV file -> a column of Arrow, or source of other files -> its array."""
@@ -212,6 +251,7 @@ class _Rows(Readable):
             self._check_lengths(argument)
         else:
             self.columns = self._csv.typed(_flat(self.layout), forms, own)
+        self._count = next(map(len, self.columns.values()), 0)
 
     def _check_lengths(self, argument: str) -> None:
         for source, values in self.columns.items():
@@ -224,11 +264,11 @@ class _Rows(Readable):
             raise ArgumentError(argument, f"its sources have different numbers of examples: {counts}")
 
     def __len__(self) -> int:
-        return next(map(len, self.columns.values()), 0) if self._chosen is None else len(self._chosen)
+        return self._count if self.chosen is None else len(self.chosen)
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these rows."""
-        self._chosen = rows
+        self.chosen = rows
         self._names = None if self._names is None else [self._names[row] for row in rows.tolist()]
         self.columns = {
             name: values[rows] if isinstance(values, np.ndarray) else values.take(rows)
@@ -249,7 +289,7 @@ class _Rows(Readable):
             return self._csv.texts(argument, name)
         if name not in self.columns:
             raise ArgumentError(argument, f"{self.place} has no source {name!r}{meant_of(name, self.columns)}")
-        values = self.columns[name][np.arange(len(self))]
+        values = self.columns[name][:]
         if values.ndim != 1 or values.dtype.kind not in "UiufM":
             what = f"{values.dtype} of shape {values.shape}"
             raise ArgumentError(argument, f"source {name!r} is {what}, not one text or number for each row")
@@ -263,7 +303,7 @@ class _Rows(Readable):
 
     def numbers(self, rows: Rows) -> Rows:
         """Return the numbers that rows have in the file."""
-        return rows if self._chosen is None else self._chosen[rows]
+        return rows if self.chosen is None else self.chosen[rows]
 
     def arrays(self, forms: ColumnForms) -> dict[str, Array | _Mapped]:
         """Return the sources, without gaps."""
@@ -287,11 +327,13 @@ class _Rows(Readable):
                 raise ArgumentError(f"normalize.{source}", f"it is {what}, not one number or several for each row")
             if source not in forms.scales:
                 forms.scales[source] = scale_of(by, _columns(names, values), self.place)
+        scale = _scale(source, self.layout, forms)
+        if scale is not None:
             refuse = partial(self._refusal, source)
             if isinstance(values, _Mapped):
-                values.scale(partial(scaled, scale=forms.scales[source], refuse=refuse))
+                values.scale(partial(scaled, scale=scale, refuse=refuse))
                 return values
-            values = scaled(values, forms.scales[source], refuse)
+            values = scaled(values, scale, refuse)
         is_wide = self._csv is not None and values.dtype == np.float64
         return values.astype(np.float32) if is_wide else values  # type: ignore[no-any-return]
 
@@ -303,6 +345,8 @@ class _Rows(Readable):
         from emrun.datasets._arrow import formed, learn_fill
 
         argument = self._csv.argument if self._csv is not None else ""
+        if name in forms.future and not self.may_lack:
+            self._check_target(name)
         learn_fill(forms, name, self.columns[name], self.place)
         column = formed(forms, name, self.columns[name])
         if column.null_count:
@@ -321,6 +365,14 @@ class _Rows(Readable):
             largest = max(values[np.isfinite(values)], key=abs)
             what = f"{self.place}: column {name!r} has {largest}, which float32 cannot hold"
             raise ArgumentError(argument, what) from error
+
+    def _check_target(self, name: str) -> None:
+        """Check that a column of `window.future_of` has no gaps, which `fill` would fill."""
+        values = self.columns[name].to_numpy()
+        gaps = np.isnan(values.astype(np.float64))
+        if gaps.any():
+            what = f"{self.where(int(np.argmax(gaps)))}: column {name!r} is a target and has a gap"
+            raise ArgumentError("window.future_of", f"{what}; write the value, or begin the file after the gap")
 
 
 class _Sources(Part):
@@ -362,7 +414,22 @@ class _Sources(Part):
 
     def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
         """Return the batch of these rows."""
-        batch: dict[str, Any] = {
+        batch: dict[str, Any] = self.arrays(rows, ctx)
+        ids = self.ids(rows)
+        return batch if ids is None else {**batch, ID: ids}
+
+    def is_category(self, source: str) -> bool:
+        """Return whether a source has the numbers of categories."""
+        return source in self._texts
+
+    def ids(self, rows: Rows) -> list[str] | None:
+        """Return the names of rows; None if they have none."""
+        names = self._rows.names()
+        return None if names is None else [names[row] for row in rows.tolist()]
+
+    def arrays(self, rows: Rows, ctx: StreamContext) -> dict[str, Array]:
+        """Return the sources of these rows."""
+        batch = {
             source: values[rows].astype(self._dtypes[source], copy=False) for source, values in self._sources.items()
         }
         for source, names in self._texts.items():
@@ -373,9 +440,6 @@ class _Sources(Part):
                 f"stream {ctx.stream_name!r}: {self._rows.place}",
                 self._rows.numbers(rows),
             )
-        names_of_rows = self._rows.names()
-        if names_of_rows is not None:
-            batch[ID] = [names_of_rows[row] for row in rows.tolist()]
         return batch
 
     def _check(self, argument: str, rows: _Rows) -> None:
@@ -478,6 +542,18 @@ def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
         names = [named] if isinstance(named, str) else named
         if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
             raise ArgumentError("columns", f"source {source!r}: {named!r} is neither a column nor a list of columns")
+
+
+def _scale(source: str, layout: Mapping[str, str | Sequence[str]], forms: ColumnForms) -> Json | None:
+    """Return how a source is scaled; the future of windows is scaled as the source that has its columns."""
+    if source == FUTURE and source not in forms.scales:
+        for other, scale in forms.scales.items():
+            names = _flat({other: layout.get(other, ())})
+            if forms.future and set(forms.future) <= set(names):
+                places = [names.index(column) for column in forms.future]
+                own = {key: [scale[key][place] for place in places if scale[key]] for key in ("shift", "scale")}
+                return {"by": scale["by"], **own}
+    return forms.scales.get(source)
 
 
 def _columns(names: Sequence[str], values: Any) -> Iterator[tuple[str, Array]]:
