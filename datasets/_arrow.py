@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from emrun.base.errors import ArgumentError, needing
 from emrun.datasets._categories import ColumnForms
+from emrun.datasets._statistics import value_of
 from emrun.stream_context import Array
 
 with needing("the dataset", "pyarrow", "data"):
@@ -59,6 +61,25 @@ def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
     return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
 
 
+def types_as_text(kinds: Mapping[str, Any]) -> str:
+    """Return the types of columns as a text, for a file of the run."""
+    return base64.b64encode(pa.schema(kinds).serialize()).decode()
+
+
+def types_of(text: str) -> dict[str, Any]:
+    """Return column -> its type, from what `types_as_text` has returned."""
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def as_texts(column: Any) -> list[str | None]:
+    """Return a column as texts, with None for nulls."""
+    column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+    is_plain = not _is_list(column.type) and "binary" not in str(column.type)
+    values = (column.cast(pa.string()) if is_plain else column).to_pylist()
+    return [each if each is None else str(each) for each in values]
+
+
 def formed(forms: ColumnForms, name: str, column: Any) -> Any:
     """Return a column with its gaps filled, and its categories as texts.
 
@@ -66,11 +87,40 @@ def formed(forms: ColumnForms, name: str, column: Any) -> Any:
         ArgumentError: the value that fills gaps does not fit the type of the column, or categories have another type.
     """
     try:
+        column = _with_gaps(column) if name in forms.fill_by else column
         column = _filled(column, forms.fill[name]) if name in forms.fill else column
         return _texts(column) if name in forms.categories else column
     except (ValueError, TypeError) as error:
         key = f"fill.{name}" if name in forms.fill else "categories"
         raise ArgumentError(key, f"column {name!r} is {column.type}: {error}") from error
+
+
+def learn_fill(forms: ColumnForms, name: str, column: Any, where: str) -> None:
+    """Note the value that fills the gaps of a column, if the train rows tell it and it is not known."""
+    by = forms.fill_by.get(name)
+    if by is not None and name not in forms.fill:
+        column = _with_gaps(column).drop_null()
+        values = np.asarray(column.to_numpy() if _is_number(column.type) else column.to_pylist())
+        forms.fill[name] = value_of(by, values, f"fill.{name}", f"{where}: column {name!r}")
+
+
+def _with_gaps(column: Any) -> Any:
+    """Return a column with nulls in place of NaN."""
+    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    if not types.is_floating(column.type):
+        return column
+    return compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
+
+
+def array_of(column: Any) -> Array | None:
+    """Return a column without nulls as an array; None for texts, and for lists of different lengths."""
+    return _view(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+
+
+def column_of(values: Array) -> Any:
+    """Return an array of shape (N,) or (N, k) as a column."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
 def _filled(column: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Columns with gaps, which a value fills, and of categories such as cities, which become numbers."""
+"""Columns with gaps, which a value fills, of categories such as cities, which become numbers, and of scaled numbers."""
 
 from __future__ import annotations
 
@@ -9,30 +9,53 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_names
+from emrun.base.arguments import check_choice, check_keys, check_names
 from emrun.base.errors import ArgumentError
+from emrun.base.types import Json
 from emrun.base.wording import meant_of
+from emrun.datasets._statistics import FillBy, Normalize
 from emrun.stream_context import Rows
 
 _LOG = logging.getLogger(__name__)
 
 
 class ColumnForms:
-    """The arguments `fill` and `categories` of a dataset, and the numbers of the categories.
+    """The arguments `fill`, `categories` and `normalize` of a dataset, and what the train rows tell.
 
     The categories of the train rows have the numbers 0, 1, ... in their order, all others the next number.
 
     Args:
-        fill: column -> the value that fills its gaps; None for no column.
+        fill: column -> the value that fills its gaps, or `{by: STATISTIC}`; None for no column.
         categories: the columns of categories; None for none.
+        normalize: source -> how its numbers are scaled; None for no source.
+        future: the columns that windows tell.
 
     Raises:
-        ArgumentError: `categories` is not a list of names.
+        ArgumentError: an argument has another form.
     """
 
-    def __init__(self, fill: Mapping[str, Any] | None, categories: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        fill: Mapping[str, Any] | None,
+        categories: Sequence[str] | None,
+        normalize: Mapping[str, Normalize] | None = None,
+        future: Sequence[str] = (),
+    ) -> None:
         check_names("categories", categories or [])
-        self.fill = dict(fill or {})
+        given = dict(fill or {})
+        self.fill_by = {name: each.get("by") for name, each in given.items() if isinstance(each, Mapping)}
+        """Column -> the statistic of the train rows that fills its gaps."""
+        self.fill = {name: each for name, each in given.items() if name not in self.fill_by}
+        """Column -> the value that fills its gaps, as far as it is known."""
+        for name in self.fill_by:
+            check_keys(f"fill.{name}", given[name], ["by"])
+            check_choice(f"fill.{name}.by", self.fill_by[name], FillBy)
+        self.future = tuple(future)
+        self.normalize = dict(normalize or {})
+        for name, each in self.normalize.items():
+            check_choice(f"normalize.{name}", each, Normalize)
+        self.scales: dict[str, Json] = {}
+        """Source -> how it is scaled, once it is known."""
         self.categories = tuple(dict.fromkeys(categories or ()))
         self.types: dict[str, Any] = {}
         """Column -> the type of Arrow that it is read as, once it is known."""
@@ -43,19 +66,30 @@ class ColumnForms:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_told": bytearray(self._told)}
 
-    def check(self, there: Sequence[str], alone: Sequence[str]) -> None:
+    @property
+    def learns(self) -> bool:
+        """Whether there are statistics of the train rows."""
+        return bool(self.fill_by or self.normalize)
+
+    def check(self, there: Sequence[str], alone: Sequence[str], sources: Iterable[str]) -> None:
         """Check the names of the columns.
 
         Args:
             there: the columns that are read.
             alone: those that are a source of their own.
+            sources: the sources.
 
         Raises:
             ArgumentError: a column is not one of them, or a column of categories is several sources.
         """
-        for name in self.fill:
+        for name in (*self.fill, *self.fill_by):
             if name not in there:
                 raise ArgumentError(f"fill.{name}", f"{name!r} is not a column that is read{meant_of(name, there)}")
+        for name in self.normalize:
+            if name not in sources:
+                raise ArgumentError(f"normalize.{name}", f"{name!r} is not a source{meant_of(name, sources)}")
+            if name in self.categories:
+                raise ArgumentError(f"normalize.{name}", "categories are numbers that have no scale; list it once")
         for name in self.categories:
             if name not in alone:
                 raise ArgumentError("categories", f"{name!r} is not a source of its own{meant_of(name, alone)}")
@@ -66,6 +100,22 @@ class ColumnForms:
     def learn(self, source: str, names: Iterable[str]) -> None:
         """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""
         self.names.setdefault(source, sorted(set(names), key=_order))
+
+    def restore(self, learnt: Json) -> None:
+        """Take what `learnt` has returned for the train rows of a run."""
+        for key, own, kept in (("fill", self.fill_by, learnt["fill"]), ("normalize", self.normalize, learnt["scales"])):
+            before = {name: each["by"] for name, each in kept.items()}
+            if own != before:
+                raise ArgumentError(key, f"the statistics of the run are {before}; keep them, or train anew")
+        self.names |= learnt["categories"]
+        self.fill |= {name: each["value"] for name, each in learnt["fill"].items()}
+        self.scales |= learnt["scales"]
+
+    @property
+    def learnt(self) -> Json:
+        """What was learnt from the train rows."""
+        fill = {name: {"by": by, "value": self.fill[name]} for name, by in self.fill_by.items()}
+        return {"categories": self.names, "fill": fill, "scales": self.scales}
 
     def use(self, known: Mapping[str, Sequence[str]]) -> None:
         """Take the names that a run has recorded instead of those of the train rows."""

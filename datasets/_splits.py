@@ -63,6 +63,7 @@ class Splits(ThreeStreams):
         parts: `train`, and perhaps `valid` and `test` -> the examples; those of `train` are shuffled in every training
             pass.
         batch_size: the number of examples in a batch.
+        names: the streams; by default those of the parts.
 
     Raises:
         ArgumentError: the batch size is not a whole number of at least 1, or a part has no examples.
@@ -70,13 +71,13 @@ class Splits(ThreeStreams):
 
     _set_by_init = "_batch_size"
 
-    def __init__(self, parts: Mapping[str, Part], batch_size: int) -> None:
+    def __init__(self, parts: Mapping[str, Part], batch_size: int, names: Collection[str] = ()) -> None:
         check_count("batch_size", batch_size, minimum=1)
         self._parts = parts
         for name, part in parts.items():
             if not len(part):
                 raise ArgumentError(name, "contains no examples")
-        has_only(self, parts)
+        has_only(self, names or parts)
         self._batch_size = batch_size
 
     @property
@@ -84,8 +85,13 @@ class Splits(ThreeStreams):
         """Stream -> number of its batches."""
         return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
 
-    def _open(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
-        part = self._parts[name]
-        shuffle = name == "train" and ctx.epoch > 0
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
+        return self._batches(self._part(name), ctx, shuffle=name == "train" and ctx.epoch > 0)
+
+    def _part(self, name: str) -> Part:
+        """Return the examples of a stream; worker processes have what was read before they began."""
+        return self._parts[name]
+
+    def _batches(self, part: Part, ctx: StreamContext, *, shuffle: bool) -> Iterator[Batch]:
         for rows in ctx.batches(len(part), self._batch_size, shuffle=shuffle, blocks=part.blocks):
             yield part.read(rows, ctx)

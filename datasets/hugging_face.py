@@ -13,18 +13,20 @@ import numpy as np
 
 from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.base.wording import listed, meant_of
-from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, unreadable_columns
+from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, types_as_text, types_of, unreadable_columns
+from emrun.datasets._division import Readable, SplitForm
 from emrun.datasets._paths import check_unchanged, files_of, identity
-from emrun.datasets._splits import Part, Splits
+from emrun.datasets._prepared import Prepared
+from emrun.datasets._splits import Part
 from emrun.stream_context import Rows, StreamContext
 
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
 
 
-class HuggingFace(Splits):
+class HuggingFace(Prepared):
     """Rows of local files, or of a folder that `save_to_disk` wrote, read by Hugging Face's library `datasets`.
 
         dataset:
@@ -54,6 +56,8 @@ class HuggingFace(Splits):
         columns: the columns to read; by default all.
         cache_dir: the folder for the library's copies of the files; by default the library's own cache.
         batch_size: the number of examples in a batch.
+        split: divides the rows of `train`, see `Table`; any column of the files may be named.
+        preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
         ArgumentError: a file or folder is missing or cannot be read, a column is missing, or a column has a type that
@@ -69,28 +73,48 @@ class HuggingFace(Splits):
         columns: list[str] | None = None,
         cache_dir: str | None = None,
         batch_size: int = 32,
+        split: SplitForm | None = None,
+        preparation: Json | None = None,
     ) -> None:
         if columns is not None:
             check_names("columns", columns)
+        _library()
+        self._columns = columns
+        self._cache_dir = cache_dir
+        self._kinds: dict[str, Any] = {}
+        self._classes: dict[str, list[str]] = {}
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+
+    def _read(self, name: str, files: Any) -> dict[str, _Rows]:
         library = _library()
-        loaded: dict[str, Any] = {}
         with _offline_and_quiet(library):
-            for name, value in (("train", train), ("valid", valid), ("test", test)):
-                if value is not None:
-                    loaded |= _loaded(library, name, value, cache_dir)
-        kinds: dict[str, Any] = {}
-        parts = {name: _Rows(name, rows, columns, kinds) for name, rows in loaded.items()}
-        super().__init__(parts, batch_size)
-        self._classes = parts["train"].classes_names()
-        for name, part in parts.items():
-            part.number_as(name, parts["train"])
+            loaded = _loaded(library, name, files, self._cache_dir)
+        named = self._split.named if self._split is not None and name == "train" else ()
+        if more := [each for each in loaded if each in named and each != "train"]:
+            raise ArgumentError("split", f"{files} has a split {listed(more)} of its own; keep one of the two")
+        own = [stream for stream in loaded if stream == name or stream not in self._files]
+        return {stream: _Rows(stream, loaded[stream], self._columns, self._kinds) for stream in own}
+
+    def _complete(self, name: str, part: Any) -> Part:
+        rows: _Rows = part
+        if name == "train" and not self._kept:
+            self._classes = rows.classes_names()
+        rows.number_as(name, self._classes)
+        return rows
+
+    def _learnt(self) -> Json:
+        return {"classes": self._classes, "types": types_as_text(self._kinds)} if self._split is not None else {}
+
+    def _use(self, learnt: Json) -> None:
+        self._classes = learnt["classes"]
+        self._kinds |= types_of(learnt["types"])
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
         return self._classes
 
 
-class _Rows(Part):
+class _Rows(Readable, Part):
     """The rows of one split; `kinds` has the types of the columns of all splits."""
 
     def __init__(self, argument: str, rows: Any, columns: list[str] | None, kinds: dict[str, Any]) -> None:
@@ -101,32 +125,44 @@ class _Rows(Part):
         chosen = rows.select_columns(columns) if columns else rows
         if bad := unreadable_columns(chosen.features.arrow_schema):
             raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; list others")
+        self._all = rows
         self._rows = chosen.with_format("arrow")
+        self._chosen: Rows | None = None  # the numbers of the rows in the files, if these are divided
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
-        self._where = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
+        self.place = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
         self._kinds = kinds
-        agree(argument, self._where, chosen.features.arrow_schema, kinds)
+        agree(argument, self.place, chosen.features.arrow_schema, kinds)
         self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows if self._chosen is None else self._chosen)
 
     def classes_names(self) -> dict[str, list[str]]:
         """Return column -> the names of its classes."""
         return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
 
-    def number_as(self, argument: str, train: _Rows) -> None:
+    def restrict(self, rows: Rows) -> None:
+        """Keep only these rows."""
+        self._chosen = rows
+
+    def texts(self, argument: str, name: str) -> list[str | None]:
+        """Return a column as texts."""
+        if name not in self._all.column_names:
+            raise ArgumentError(argument, f"there is no column {name!r}{meant_of(name, self._all.column_names)}")
+        values = self._all.with_format(None)[name]
+        return [None if each is None else str(each) for each in values]
+
+    def number_as(self, argument: str, theirs: Mapping[str, list[str]]) -> None:
         """Give the classes the numbers that they have in train.
 
         Raises:
             ArgumentError: a class is not in train.
         """
-        theirs = train.classes_names()
         for column, own in self.classes_names().items():
             names = theirs.get(column, own)
             if unknown := [name for name in own if name not in names]:
-                more = f"{self._where}: column {column!r} has classes that train does not have: {listed(unknown)}"
+                more = f"{self.place}: column {column!r} has classes that train does not have: {listed(unknown)}"
                 raise ArgumentError(argument, f"{more} (it has {listed(names)})")
             if own != names:
                 self._numbers[column] = np.array([*map(names.index, own), -1])  # -1 is a class that is not known
@@ -135,6 +171,7 @@ class _Rows(Part):
         """Return the batch of these rows."""
         for path, before in self._identities.items():  # a memory-mapped file shows a change without any error
             check_unchanged(path, before, f"stream {ctx.stream_name!r}: {str(path)!r}")
+        rows = rows if self._chosen is None else self._chosen[rows]
         table = self._rows[rows.tolist()]
         for name in table.column_names:
             if has_nulls(table.column(name)):

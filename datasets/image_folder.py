@@ -13,11 +13,14 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.types import Batch, Policy
+from emrun.base.sources import ID
+from emrun.base.types import Batch, Json, Policy
 from emrun.base.wording import counted, listed
-from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
+from emrun.datasets._division import Readable, SplitForm
+from emrun.datasets._examples import ExampleReader, NamedSplits, printable, with_names
 from emrun.datasets._images import Images, check_pillow, write_image
 from emrun.datasets._paths import first_of, what_is_in
+from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
 
@@ -26,7 +29,7 @@ _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
 
 
-class ImageFolder(NamedSplits):
+class ImageFolder(Prepared, NamedSplits):
     """Images from files, in one folder per class.
 
         dataset:
@@ -41,6 +44,14 @@ class ImageFolder(NamedSplits):
     subfolders of its folder, and links to folders are followed. A file is an image if its name ends in png, jpg, jpeg,
     webp, gif, bmp, tif, tiff, ppm or pgm. Other files, and files and folders whose names begin with a dot, are left
     out, and counted in the log.
+
+    With `split`, the images of one folder are divided:
+
+        dataset:
+          class: ImageFolder
+          train: pictures
+          split: {valid: 0.2, by: label}
+          size: 64
 
     Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
     of shape (B, C, H, W), float32 in [0, 1] or uint8; `label`, int64 of shape (B,), the index of the class among the
@@ -70,6 +81,9 @@ class ImageFolder(NamedSplits):
         orient: whether to turn images upright, as the orientation in their EXIF data says.
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example is a file that is not
             an image, or has over 67 million pixels.
+        split: divides the images of `train`, see `Table`. Columns are `label`, the class, and `id`. The `files` are
+            patterns for the path below the folder or the name: `{files: {valid: '*0.jpg'}}`.
+        preparation: what the run keeps, which emrun supplies: the division, the classes and the size.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
@@ -94,21 +108,39 @@ class ImageFolder(NamedSplits):
         interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
         orient: bool = False,
         on_bad_example: Policy = "error",
+        split: SplitForm | None = None,
+        preparation: Json | None = None,
     ) -> None:
         check_flag("flip", flip)
-        images = Images(mode, dtype, size, crop, interpolation, orient)
-        reader = ExampleReader(on_bad_example)
+        self._images = Images(mode, dtype, size, crop, interpolation, orient)
+        self._reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
-        self.classes = _folders("train", expanded(train))
+        self._flips = flip
+        self._size = self._images.size
+        self.classes: list[str] = []
         """The names of the classes; a label is an index into this list."""
-        folders = {"train": train, "valid": valid, "test": test}
-        found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
-        shape = images.size or _first_size(*found["train"], images, reader)
-        parts = {
-            name: _Pictures(files, shape, images, reader, name == "train", flip and name == "train")
-            for name, files in found.items()
-        }
-        super().__init__(parts, batch_size)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+
+    def _read(self, name: str, files: str | Path) -> dict[str, _Pictures]:
+        root = expanded(files)
+        self.classes = self.classes or _folders("train", root)
+        found = _files(name, root, self.classes)
+        self._size = self._size or _first_size(*found, self._images, self._reader)
+        return {name: _Pictures(found, self._size, self.classes, self._images, self._reader)}
+
+    def _complete(self, name: str, part: Any) -> Part:
+        pictures: _Pictures = part
+        if name == "train":
+            pictures.train(flips=self._flips)
+        return pictures
+
+    def _learnt(self) -> Json:
+        return {"classes": self.classes, "size": list(self._size or ())} if self._split is not None else {}
+
+    def _use(self, learnt: Json) -> None:
+        self.classes = list(learnt["classes"])
+        height, width = learnt["size"]
+        self._size = height, width
 
     @property
     def num_classes(self) -> int:
@@ -120,24 +152,55 @@ class ImageFolder(NamedSplits):
         return self.classes
 
 
-class _Pictures(Part):
+class _Pictures(Readable, Part):
     """The images of one stream."""
 
     def __init__(
         self,
         files: tuple[Path, list[str], Array],
         size: tuple[int, int],
+        classes: Sequence[str],
         images: Images,
         reader: ExampleReader,
-        trains: bool,
-        flips: bool,
     ) -> None:
         self._root, self._files, self._labels = files
         self._size = size
+        self._classes = classes
         self._images = images
         self._reader = reader
-        self._trains = trains
+        self._trains = False
+        self._flips = False
+        self.place = str(self._root)
+
+    label = "label"
+
+    def restrict(self, rows: Rows) -> None:
+        """Keep only these images."""
+        self._files = [self._files[row] for row in rows.tolist()]
+        self._labels = self._labels[rows]
+
+    def train(self, *, flips: bool) -> None:
+        """Draw parts of images in training passes, and whether they are flipped."""
+        self._trains = True
         self._flips = flips
+
+    def names(self) -> list[str]:
+        """Return the paths below the folder."""
+        return self._files
+
+    def files(self) -> list[str]:
+        """Return the paths below the folder."""
+        return self._files
+
+    def texts(self, argument: str, name: str) -> list[str]:
+        """Return the classes or the paths."""
+        if name not in ("label", ID):
+            raise ArgumentError(argument, f"images have no column {name!r}; the columns are label and id")
+        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self._files
+
+    def where(self, row: int) -> str:
+        """Return the path of an image."""
+        return str(self._root / printable(self._files[row]))
 
     def __len__(self) -> int:
         return len(self._files)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,29 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.base.wording import meant_of
 from emrun.datasets._arrow import (
     agree,
     alike,
+    array_of,
+    as_texts,
+    column_of,
     formed,
     has_nulls,
+    learn_fill,
     sources_of,
+    types_as_text,
+    types_of,
     unreadable_columns,
     views_of,
 )
 from emrun.datasets._categories import ColumnForms
-from emrun.datasets._paths import check_unchanged, files_of, identity
-from emrun.datasets._splits import Splits
+from emrun.datasets._division import Readable, SplitForm
+from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
+from emrun.datasets._prepared import Prepared
+from emrun.datasets._splits import Part
+from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
 from emrun.stream_context import Array, Rows, StreamContext
 
 with needing("Parquet", "pyarrow", "data"):
@@ -33,7 +43,7 @@ with needing("Parquet", "pyarrow", "data"):
 _KEPT = 2  # row groups in memory: a batch at the border of two needs both
 
 
-class Parquet(Splits):
+class Parquet(Prepared):
     """The rows of Parquet files, with only one or two row groups in memory at a time.
 
         dataset:
@@ -67,11 +77,16 @@ class Parquet(Splits):
         train: a path, a pattern such as `data/*.parquet` (its files are sorted by name), or a list of these.
         valid: the files for the stream `valid`, to evaluate on during the training.
         test: the files for the stream `test`, to evaluate on at the end.
+        normalize: column -> how its numbers are scaled, see `Table`. Whole numbers become float32.
         columns: the columns to read; by default all columns of the first file.
         fill: column -> the value that replaces nulls. Whole numbers become float64 if the value is not one, as `.nan`.
+            `{by: median}` and `{by: most_frequent}` take the value from the train rows.
         categories: columns whose values become numbers. A run keeps their names in `classes.json`: `resume`, `eval` and
             `predict` use the same numbers, whatever the train rows are then.
         batch_size: the number of examples in a batch.
+        split: divides the rows of `train`, see `Table`; any column of the files may be named, and `files` are patterns
+            for the files. Each part keeps the row groups.
+        preparation: what the run keeps of the data, which emrun supplies.
 
     Raises:
         ArgumentError: a file is missing, is not a complete Parquet file or lacks a column, or a column has a type that
@@ -87,23 +102,44 @@ class Parquet(Splits):
         test: str | list[str] | None = None,
         columns: list[str] | None = None,
         batch_size: int = 32,
-        fill: Mapping[str, Any] | None = None,
+        fill: Mapping[str, Any | FillForm] | None = None,
         categories: list[str] | None = None,
+        split: SplitForm | None = None,
+        normalize: Mapping[str, Normalize] | None = None,
+        preparation: Json | None = None,
     ) -> None:
         if columns is not None:
             check_names("columns", columns)
             if not columns or len(set(columns)) < len(columns):
                 raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
 
-        self._forms = ColumnForms(fill, categories)
-        files = {"train": train, "valid": valid, "test": test}
-        kinds: dict[str, Any] = {}
-        parts = {
-            name: _RowGroups(name, files_of(name, each), columns, self._forms, kinds)
-            for name, each in files.items()
-            if each is not None
-        }
-        super().__init__(parts, batch_size)
+        self._forms = ColumnForms(fill, categories, normalize)
+        self._columns = columns
+        self._kinds: dict[str, Any] = {}
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+
+    def _read(self, name: str, files: Any) -> dict[str, _RowGroups]:
+        helpers = [] if self._split is None else self._split.helpers
+        return {name: _RowGroups(name, files_of(name, files), self._columns, self._forms, self._kinds, helpers)}
+
+    def _complete(self, name: str, part: Any) -> Part:
+        groups: _RowGroups = part
+        if name == "train" and not self._kept:
+            groups.learn()
+        return groups
+
+    def _learnt(self) -> Json:
+        if self._split is None and not self._forms.learns:
+            return {}
+        return {"types": types_as_text(self._kinds), **self._forms.learnt}
+
+    def _use(self, learnt: Json) -> None:
+        self._kinds |= types_of(learnt["types"])
+        self._forms.restore(learnt)
+
+    def scale_of(self, source: str) -> Json | None:
+        """Return how a source is scaled, for `units` of a model; None if it is not."""
+        return self._forms.scales.get(source)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column of `categories` -> the names of its categories."""
@@ -127,7 +163,7 @@ class _RowGroup:
         return {name: batch[name] for name in self.table.column_names}
 
 
-class _RowGroups:
+class _RowGroups(Readable, Part):
     """The rows of files; pickled without the row groups in memory.
 
     Args:
@@ -136,6 +172,7 @@ class _RowGroups:
         columns: the columns to read; None for those of the first file.
         forms: how gaps and categories are read.
         kinds: column -> its type in all files so far, which is changed.
+        helpers: the columns that only divide the rows.
     """
 
     def __init__(
@@ -145,6 +182,7 @@ class _RowGroups:
         columns: Sequence[str] | None,
         forms: ColumnForms,
         kinds: dict[str, Any],
+        helpers: Sequence[str],
     ) -> None:
         self._files = files
         self._forms = forms
@@ -159,14 +197,18 @@ class _RowGroups:
                 footer = _opened(path)
             except (OSError, ValueError) as error:
                 raise ArgumentError(argument, f"{str(path)!r} is not a complete Parquet file: {error}") from error
-            schema = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
+            where = argument if columns is None or index else "columns"
+            if columns is None:
+                columns = [name for name in footer.schema_arrow.names if name not in helpers]
+            schema = _chosen(path, footer.schema_arrow, columns, where)
             agree(argument, str(path), schema, kinds)
             columns = schema.names
             if not index:
-                forms.check(columns, columns)
+                forms.check(columns, columns, columns)
                 for name in columns:
                     formed(forms, name, pa.array([], kinds[name]))
-            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in forms.fill])
+            filled = (*forms.fill, *forms.fill_by)
+            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in filled])
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
@@ -176,28 +218,85 @@ class _RowGroups:
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        if argument == "train" and forms.categories:
-            self._learn()
+        self._chosen: Rows | None = None  # the rows, if not all
+        self.place = first_of([str(path) for path in files])
 
-    def _learn(self) -> None:
-        """Number the categories of the train rows."""
+    def learn(self) -> None:
+        """Learn from the train rows: values that fill gaps, categories and scales, one column at a time."""
+        forms = self._forms
+        for name in forms.fill_by:
+            raw = [table.column(name) for table in self._tables([name], is_raw=True)]
+            learn_fill(forms, name, pa.concat_tables([pa.table({name: each}) for each in raw]).column(name), self.place)
+        for name, by in forms.normalize.items():
+            parts = [array_of(table.column(name)) for table in self._tables([name])]
+            numbers = [each.astype(np.float64) for each in parts if each is not None and each.dtype.kind in "iuf"]
+            if len(numbers) < len(parts):
+                raise ArgumentError(f"normalize.{name}", f"column {name!r} has no numbers, or lists of several lengths")
+            values = np.concatenate(numbers)
+            columns = values.reshape(len(values), -1).T
+            forms.scales[name] = scale_of(by, ((name, each) for each in columns), self.place)
         found: dict[str, set[str]] = {name: set() for name in self._forms.categories}
+        tables = self._tables(list(found)) if found else ()
+        for table in tables:
+            for name, known in found.items():
+                known.update(table.column(name).unique().to_pylist())
+        for name, known in found.items():
+            forms.learn(name, known)
+
+    def _tables(self, columns: Sequence[str], *, is_raw: bool = False) -> Iterator[Any]:
+        """Yield columns of the rows, row group by row group."""
         for group in range(len(self._groups)):
-            table = self._columns_of(group, list(found), "train")
-            for name, values in found.items():
-                values.update(table.column(name).unique().to_pylist())
-        for name, values in found.items():
-            self._forms.learn(name, values)
+            table = self._columns_of(group, columns, "train", is_raw=is_raw)
+            yield table if self._chosen is None else table.take(pa.array(self._chosen_of(group) - self._begins[group]))
+
+    def _chosen_of(self, group: int) -> Rows:
+        """Return the rows of a row group that were chosen."""
+        chosen: Any = self._chosen
+        begin, end = np.searchsorted(chosen, [self._begins[group], self._ends[group]])
+        rows: Rows = chosen[begin:end]
+        return rows
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._ends[-1]) if self._chosen is None else len(self._chosen)
+
+    def restrict(self, rows: Rows) -> None:
+        """Keep only these rows, with the row groups that they are in."""
+        self._chosen = rows
+        self._kept = {}
+        self.blocks = np.bincount(self._groups_of(rows), minlength=len(self._ends)).tolist()
+
+    def files(self) -> list[str]:
+        """Return the file of each row."""
+        groups = self._groups_of(np.arange(len(self))).tolist()
+        return [str(self._files[self._groups[group][0]]) for group in groups]
+
+    def texts(self, argument: str, name: str) -> list[str | None]:
+        """Return a column as texts."""
+        found: list[str | None] = []
+        for path in self._files:
+            with _opened(path) as opened:
+                names = opened.schema_arrow.names
+                if name not in names:
+                    raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, names)}")
+                found += as_texts(opened.read([name], use_threads=False).column(name))
+        return found
+
+    def where(self, row: int) -> str:
+        """Return the file, the row group and the number of a row in it."""
+        group = int(self._groups_of(np.array([row]))[0])
+        file, number = self._groups[group]
+        return f"{str(self._files[file])!r}, row group {number}, row {row - self._begins[group]}"
+
+    def _groups_of(self, rows: Rows) -> Rows:
+        return np.searchsorted(self._ends, rows, side="right")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}, "_footer": None}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows; the row groups that were used last stay in memory for the next batch."""
-        groups = np.searchsorted(self._ends, rows, side="right")
+        rows = rows if self._chosen is None else self._chosen[rows]
+        groups = self._groups_of(rows)
         present = list(dict.fromkeys(groups.tolist()))
         tables, places = [], []
         for group in present:
@@ -224,14 +323,22 @@ class _RowGroups:
             indices = found.indices.to_numpy()
             numbers = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(numbers))
+        for name, scale in self._forms.scales.items():
+            place = table.schema.get_field_index(name)
+            values: Any = array_of(table.column(name))
+            values = scaled(values, scale, partial(self._refusal, name, group))
+            table = table.set_column(place, name, column_of(values))
         return _RowGroup(table, views_of(table))
+
+    def _refusal(self, name: str, group: int, row: int, what: str) -> StreamError:
+        return StreamError(f"{self.where(int(self._begins[group]) + row)}: column {name!r}: {what}")
 
     def _where(self, group: int, stream: str) -> str:
         file, number = self._groups[group]
         return f"stream {stream!r}: {str(self._files[file])!r}, row group {number}"
 
-    def _columns_of(self, group: int, columns: Sequence[str], stream: str) -> Any:
-        """Return columns of a row group, with their gaps filled, and categories as texts.
+    def _columns_of(self, group: int, columns: Sequence[str], stream: str, *, is_raw: bool = False) -> Any:
+        """Return columns of a row group, with their gaps filled, and categories as texts, unless they stay as they are.
 
         Raises:
             StreamError: the row group cannot be read, has changed, or has a null.
@@ -248,7 +355,7 @@ class _RowGroups:
             table = alike(table, self._kinds)
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
-        for index, name in enumerate(columns):
+        for index, name in enumerate(() if is_raw else columns):
             column = formed(self._forms, name, table.column(name))
             if has_nulls(column):
                 raise StreamError(f"{where}: {_null(name)}")
@@ -263,14 +370,14 @@ def _opened(path: Path, footer: Any = None) -> Any:
     return ParquetFile(path, metadata=footer)
 
 
-def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: str) -> Any:
+def _chosen(path: Path, schema: Any, columns: Sequence[str], argument: str) -> Any:
     """Return the schema of the columns to read."""
-    for name in columns or schema.names:
+    for name in columns:
         if schema.names.count(name) > 1:
             raise ArgumentError(argument, f"{str(path)!r}: {schema.names.count(name)} columns are named {name!r}")
         if name not in schema.names:
             raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, schema.names)}")
-    fields = [schema.field(name) for name in columns or schema.names]
+    fields = [schema.field(name) for name in columns]
     chosen = pa.schema([pa.field(field.name, field.type) for field in fields])
     if not fields:
         raise ArgumentError(argument, f"{str(path)!r} has no columns")

@@ -18,11 +18,15 @@ import numpy as np
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError, reason_of
-from emrun.base.types import Batch, Policy
-from emrun.base.wording import counted, listed
+from emrun.base.sources import ID
+from emrun.base.types import Batch, Json, Policy
+from emrun.base.wording import counted, listed, meant_of
+from emrun.datasets._division import Readable, SplitForm
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
 from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
+from emrun.datasets._prepared import Prepared
+from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ _EXTENDED = (
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)  # what `tarfile` raises for damage
 
 
-class TarShards(NamedSplits):
+class TarShards(Prepared, NamedSplits):
     """Examples in tar archives (shards) in the layout of WebDataset; nothing is unpacked to disk.
 
         dataset:
@@ -92,6 +96,9 @@ class TarShards(NamedSplits):
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example lacks a field or
             cannot be decoded. With `warn` and `ignore`, those that are missing at the end of a truncated shard are left
             out too.
+        split: divides the examples of `train`, see `Table`. Columns are `id` and the sources with an ending `cls` or
+            `txt`; `files` are patterns for the shards. Each part keeps the order of the shards.
+        preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a shard is missing, compressed, truncated or not a
@@ -117,16 +124,23 @@ class TarShards(NamedSplits):
         interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
         orient: bool = False,
         on_bad_example: Policy = "error",
+        split: SplitForm | None = None,
+        preparation: Json | None = None,
     ) -> None:
-        reader = ExampleReader(on_bad_example)
         check_count("max_bytes", max_bytes, minimum=1)
-        images = Images(mode, dtype, size, crop, interpolation, orient)
-        fields = _fields(sources, images)
-        files = {"train": train, "valid": valid, "test": test}
-        parts = {
-            name: _Shards(name, each, fields, max_bytes, reader) for name, each in files.items() if each is not None
-        }
-        super().__init__(parts, batch_size)
+        self._fields = _fields(sources, Images(mode, dtype, size, crop, interpolation, orient))
+        self._max_bytes = max_bytes
+        self._reader = ExampleReader(on_bad_example)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+
+    def _read(self, name: str, files: str | list[str]) -> dict[str, _Shards]:
+        return {name: _Shards(name, files, self._fields, self._max_bytes, self._reader)}
+
+    def _complete(self, name: str, part: Any) -> Part:
+        shards: _Shards = part
+        if name == "train":
+            shards.train()
+        return shards
 
 
 @dataclass(frozen=True)
@@ -313,13 +327,14 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
         raise ValueError(f"damaged or truncated at offset {offset} of {length}: {error}") from error
 
 
-class _Shards:
+class _Shards(Readable, Part):
     """The examples of one stream."""
+
+    _trains = False
 
     def __init__(
         self, argument: str, files: str | list[str], fields: list[_Field], max_bytes: int, reader: ExampleReader
     ) -> None:
-        self._trains = argument == "train"
         self._fields = fields
         self._max_bytes = max_bytes
         self._reader = reader
@@ -341,14 +356,60 @@ class _Shards:
         self.blocks: Sequence[int] | None = list(map(len, shards))
         self._ends = np.cumsum(self.blocks, dtype=np.int64)
 
+        self.place = first_of([str(path) for path in self._paths])
+
     def __len__(self) -> int:
         return len(self._names)
+
+    def train(self) -> None:
+        """Draw parts of images in training passes."""
+        self._trains = True
+
+    def restrict(self, rows: Rows) -> None:
+        """Keep only these examples."""
+        self._names = [self._names[row] for row in rows.tolist()]
+        self._places = self._places[rows]
+        self.blocks = np.bincount(self._shards_of(rows), minlength=len(self._paths)).tolist()
+        self._ends = np.cumsum(self.blocks, dtype=np.int64)
+
+    def names(self) -> list[str]:
+        """Return the names of the examples."""
+        return self._names
+
+    def files(self) -> list[str]:
+        """Return the shard of each example."""
+        return [str(self._paths[shard]) for shard in self._shards_of(np.arange(len(self))).tolist()]
+
+    def texts(self, argument: str, name: str) -> list[str]:
+        """Return the names of the examples, or a field with a number or a text."""
+        if name == ID:
+            return self._names
+        kinds = {field.source: index for index, field in enumerate(self._fields) if field.kind in ("cls", "txt")}
+        if name not in kinds:
+            what = f"there is no source {name!r} of numbers or texts{meant_of(name, [ID, *kinds])}"
+            raise ArgumentError(argument, f"{what} (there is {listed([ID, *kinds])})")
+        found = []
+        shards = self._shards_of(np.arange(len(self))).tolist()
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb", buffering=0)) for path in self._paths]
+            for row, shard in enumerate(shards):
+                offset, length = self._places[row, kinds[name]].tolist()
+                content = os.pread(files[shard].fileno(), length, offset) if offset != _ABSENT else b""
+                found.append(content.decode(errors="replace").strip())
+        return found
+
+    def where(self, row: int) -> str:
+        """Return the name and the shard of an example."""
+        return self._named(row)[1]
+
+    def _shards_of(self, rows: Rows) -> Rows:
+        return np.searchsorted(self._ends, rows, side="right")
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         rooms = [field.room(len(rows), ctx) for field in self._fields]
         is_drawn = self._trains and ctx.epoch > 0
-        shards = np.searchsorted(self._ends, rows, side="right").tolist()
+        shards = self._shards_of(rows).tolist()
         with ExitStack() as stack:
             files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
 

@@ -23,8 +23,9 @@ from torch.utils.data import (
 from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.types import Batch, Policy
+from emrun.base.types import Batch, Json, Policy
 from emrun.base.wording import counted
+from emrun.datasets._division import Readable, Split, SplitForm, check_form
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext
@@ -77,6 +78,9 @@ class TorchDataset(ThreeStreams):
             a `generator`, the global generators are seeded while it is iterated.
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example is one for which
             `__getitem__` of a map-style dataset raises an error. Other data have no examples that can be left out.
+        split: divides the items of a map-style `train` by shares, such as `{valid: 0.2}`, see `Table`. All parts have
+            the transforms of `train`.
+        preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or a dataset is empty.
@@ -94,6 +98,8 @@ class TorchDataset(ThreeStreams):
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Any = None,
         on_bad_example: Policy = "error",
+        split: SplitForm | None = None,
+        preparation: Json | None = None,
     ) -> None:
         self._reader = ExampleReader(on_bad_example)
         check_count("batch_size", batch_size, minimum=1)
@@ -105,6 +111,10 @@ class TorchDataset(ThreeStreams):
         self._data = {name: data for name, data in given.items() if data is not None or name == "train"}
         for name, data in self._data.items():
             _check(name, data, sampler if name == "train" else None)
+        self.preparation: Json | None = None
+        """What the run keeps of the division of `train`."""
+        if split is not None or preparation is not None:
+            self._divide(split, sampler, preparation)
         has_only(self, self._data)
         if self._reader.skips and not any(map(_has_items, self._data.values())):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
@@ -113,6 +123,20 @@ class TorchDataset(ThreeStreams):
         self._sampler = sampler
         self._sources = None if sources is None else list(sources)
         self._classes = getattr(train, "classes", None)
+
+    def _divide(self, form: Any, sampler: Any, preparation: Json | None) -> None:
+        """Divide the items of `train`."""
+        train = self._data["train"]
+        split = None if form is None else Split.read(form, self._data)
+        kept = None if preparation is None else preparation["split"]
+        if preparation is not None:
+            check_form(split, kept)
+        if split is None or not _has_items(train) or sampler is not None:
+            what = "the indices of a sampler are those of all items" if sampler is not None else "train is not one"
+            raise ArgumentError("split", f"only items of a map-style dataset are divided, and {what}")
+        division = split.divide(_Items(train))
+        self.preparation = {"split": split.keep(division, kept, type(train).__name__)}
+        self._data |= {name: Subset(train, rows.tolist()) for name, rows in division.rows.items()}
 
     @property
     def num_batches(self) -> Mapping[str, int]:
@@ -197,6 +221,29 @@ class TorchDataset(ThreeStreams):
                 wrong = f"its sampler gave {each!r}, which is not an index from 0 to {count - 1}"
                 raise StreamError(f"stream {ctx.stream_name!r}: {wrong}", first_batch=True)
         return np.array(order, np.int64)
+
+
+class _Items(Readable):
+    """The items of a map-style dataset, which have numbers alone."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.place = type(data).__name__
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def files(self) -> Sequence[str]:
+        """Refuse the way."""
+        raise ArgumentError("split.files", f"the items of {self.place} have no files; divide them by shares")
+
+    def texts(self, argument: str, name: str) -> Sequence[str | None]:
+        """Refuse the way."""
+        raise ArgumentError(argument, f"the items of {self.place} have no column {name!r}; divide them by shares")
+
+    def where(self, row: int) -> str:
+        """Return the number of an item."""
+        return f"item {row} of {self.place}"
 
 
 def _has_items(data: Any) -> bool:

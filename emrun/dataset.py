@@ -30,6 +30,11 @@ class AbstractDataset:
     A dataset is built with the keys of its section. If its constructor has a parameter `output_dir`, emrun also passes
     the run directory, a `pathlib.Path`, or None without a run. A dataset has one method `<name>_stream` for each
     stream. The method takes no argument or a `StreamContext`, and returns an iterable of batches.
+
+    A parameter `preparation` of the constructor gets None in a new run. The run keeps what the attribute `preparation`
+    of the dataset is then, a mapping of values that JSON has, and passes it to the constructor when the dataset is
+    built again: on the other ranks, to resume, to evaluate and to predict. So what was learnt from the train rows stays
+    as it was, and need not be read again.
     """
 
     fresh_batches = False

@@ -26,6 +26,8 @@ class AbstractModel(ABC):
     writes: Sequence[str] = ()
     """Names of the statistics that `stream_values` returns."""
 
+    in_units: Mapping[str, str] = {}
+    """Output -> the source whose unit it has, in which the source is an output too; see `units` of `TorchModel`."""
     only_in: Mapping[str, Sequence[str]] = {}
     """Metric -> the streams in which there is one, for those of `metric_names` and `writes` that not all have."""
 

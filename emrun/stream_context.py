@@ -74,7 +74,8 @@ class StreamContext:
         self.epoch = epoch
         self.start = start
         self._worker = worker
-        self._in_order = in_order
+        self.in_order = in_order
+        """Whether `batches` gives all rows in their order, as for a prediction."""
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
@@ -160,7 +161,7 @@ class StreamContext:
         self._orders += 1
         self.rows += n
         self._has_news = True
-        if self._in_order:
+        if self.in_order:
             shuffle = drop_last = False
         if self.ranks.several:
             self._share = (False, 0)  # from now on, the batches are those of this rank

@@ -291,6 +291,8 @@ def test_every_file_has_a_test():
         "streams/packing": "streams/test_workers",
         "streams/pass_lengths": "loop/test_run_length",
         "runs/run_files": "runs/test_pruning",
+        "base/preparations": "training/test_preparation",
+        "storage/preparation": "training/test_preparation",
         "streams/worker_process": "streams/test_workers",
     }
     for name, (package, path) in house(ROOT).items():

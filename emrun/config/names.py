@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.lazy import homes
+from emrun.base.preparations import PREPARATION
 from emrun.base.wording import did_you_mean, normalised
 
 _HOUSE = Path(__file__).parents[1]
@@ -24,7 +25,7 @@ _MODELS = {
 _KINDS = ("hook", "dataset", "model")
 
 SUPPLIED = {
-    "dataset": ("model", "output_dir", "on_bad_example"),
+    "dataset": ("model", "output_dir", "on_bad_example", PREPARATION),
     "model": ("dataset", "output_dir", "load_model"),
     "hook": ("model", "dataset", "output_dir"),
 }

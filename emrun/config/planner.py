@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from emrun.base.errors import HookError, MissingExtra, Position, Problem
+from emrun.base.preparations import PREPARATION
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import check_call
@@ -309,7 +310,7 @@ class Planner:
 
         takes = frozenset(name for name in supplied if name in named and name not in (*rest, *positional_names))
         is_told = any((problem.key, problem.code) == (key, "config.supplied-key") for problem in self.problems)
-        for name in sorted(takes & {"model", "dataset"}):
+        for name in sorted(takes & {"model", "dataset", PREPARATION}):
             if takes_text(named[name]) and not is_told:
                 other = "" if kind else f", or write {key}.{name}: TEXT"
                 self._problem(

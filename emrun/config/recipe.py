@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emrun.base.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
+from emrun.base.preparations import PREPARATION
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean
 from emrun.config.signatures import parameters_of
@@ -36,7 +37,7 @@ class Recipe:
 
         Args:
             supplied: the arguments that emrun supplies to this recipe and to all below it, where they have parameters
-                of that name.
+                of that name; a dataset with a parameter `preparation` gets its own, see `Preparations`.
 
         Raises:
             ConfigError: the target reports a wrong argument.
@@ -46,9 +47,16 @@ class Recipe:
             return self.target
         args = build(self.args, supplied)
         kwargs = build(self.kwargs, supplied)
-        kwargs |= {name: supplied[name] for name in self.takes if name in supplied}
+        given = {name: supplied[name] for name in self.takes if name in supplied}
+        prepared = given.get(PREPARATION)
+        if prepared is not None:
+            given[PREPARATION] = prepared.given.get(self.key)
+        kwargs |= given
         if self.form is None:
-            return self.call(*args, **kwargs)
+            made = self.call(*args, **kwargs)
+            if prepared is not None:
+                prepared.add(self.key, made)
+            return made
         options = build(self.options, supplied)
         if self.is_import:
             return Factory(self.target, options=options, is_import=True)

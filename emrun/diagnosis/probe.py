@@ -120,6 +120,7 @@ def _run(job: Job, record: _Record) -> None:
             with_statistics(load_config(job.config, job.overrides)),
             output_dir=job.directory,
             checks_schedule=not job.is_shortened,
+            prepared=None if job.prepared is None else Path(job.prepared),
         )
     if training is None:  # a hook had ended the run, not the signal
         _record_end(job, record)

@@ -116,6 +116,7 @@ class Job:
         ranks: the number of processes that train together.
         checkpoint: the checkpoint of the run `config` that is evaluated, instead of a training; None for a training.
         streams: the streams on which the checkpoint is evaluated.
+        prepared: the directory of the run that is trained again, whose preparation the dataset has; None for a new one.
         measures: whether the gradients of a batch are measured instead, see `emrun.diagnosis.numerics.on_ranks`.
     """
 
@@ -133,6 +134,7 @@ class Job:
     ranks: int = 1
     checkpoint: str | None = None
     streams: Sequence[str] = ()
+    prepared: str | None = None
     measures: bool = False
 
     @property

@@ -16,6 +16,7 @@ from emrun.base.censor import hidden
 from emrun.base.encoding import set_random_state
 from emrun.base.errors import StateError
 from emrun.base.fields import reading
+from emrun.base.preparations import PREPARATION, Preparations
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import is_nested, length as length_of, parts
 from emrun.base.temporary import temporary_folder
@@ -34,6 +35,7 @@ from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_caps
 from emrun.storage.checkpoints.finding import newest
 from emrun.storage.checkpoints.state_file import FILE
 from emrun.storage.files import read_regular
+from emrun.storage.preparation import read_preparation
 from emrun.storage.run import CHECKPOINTS, CONFIG, check_config
 from emrun.streams.stream import StreamWrapper
 from emrun.training.members import load_model
@@ -121,6 +123,7 @@ class _Attempt:
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
+        self._supplied[PREPARATION] = Preparations(read_preparation(capsule.run_directory))
         wanted = any(builder is not None and builder.wants("dataset") for builder in (plan.model, recipe))
         order = ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model")
         for what in order:  # as trained

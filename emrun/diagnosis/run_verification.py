@@ -148,7 +148,8 @@ def _trained(run: StoredRun, directory: Path, job: Callable[..., Job], forks: Jo
     if not recorded:
         return "left out", f"none of the first {_STEPS} steps is recorded", {}
     older = directory / _FIRST_CONFIG
-    repetition = job(config=str(older if older.is_file() else directory), name=_AGAIN, end=last)
+    first = str(older if older.is_file() else directory)
+    repetition = job(config=first, name=_AGAIN, end=last, prepared=str(directory))
     repetition.run(forks)
     compared = compare_steps(recorded, StoredRun(repetition.directory).steps())
     if compared["first"] is None:

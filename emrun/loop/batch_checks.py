@@ -91,7 +91,8 @@ class VariableChecks:
         """Return whether an output has the name of a source, or a hook reads a variable that is neither of the two."""
         if not isinstance(outputs, Mapping):
             return f"model.run must return a mapping output name -> value, not {type(outputs).__name__}"
-        overlap = [name for name in outputs if name in sources]
+        in_units = self._model.in_units.values()  # sources that are added in the unit of the data
+        overlap = [name for name in outputs if name in sources and name not in in_units]
         if overlap:
             return f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
         variables = [*sources, *outputs]

@@ -27,6 +27,7 @@ from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, class_of, keyed, load_state, save_state, short_key
 from emrun.storage.class_names import record_classes
+from emrun.storage.preparation import copy_preparation
 from emrun.stream_context import BeyondEnd
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamWrapper
@@ -188,14 +189,14 @@ class Snapshot:
             state = {**state, "names": dict(sorted(names.items()))}
 
         # what writes them
-        write_classes = partial(record_classes, self.dataset)
+        of_data = partial(record_classes, self.dataset), partial(copy_preparation, self.record.directory)
         if not is_sharded:
-            writers = (write_weights or self.model.save, partial(save_state, state), write_classes)
+            writers = (write_weights or self.model.save, partial(save_state, state), *of_data)
             return Copy(partial(_write, writers, ()), in_background)
         rows: dict[str, Rows] = {}
         state = {**state, "model": taken_out(state["model"], rows)}
         shards = (write_weights or self.model.save, partial(write_shard, {OF_STATE: (rows, {})}, self.ranks.rank))
-        whole = () if self.follows else (partial(save_state, state), write_classes)
+        whole = () if self.follows else (partial(save_state, state), *of_data)
         return Copy(partial(_write, whole, shards), in_background)
 
     def load(self, place: Path) -> Mapping[str, str] | None:

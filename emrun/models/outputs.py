@@ -19,6 +19,7 @@ from emrun.base.types import Values
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
+from emrun.models.units import Units
 from emrun.ranks.parts import loss_weights, weighted
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +67,13 @@ class Outputs:
         """The metrics that are computed once for each stream; calling one updates it."""
         self.prepare("")
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
+        self._units: Units | None = None
         self._is_complete = not (self.terms or self.of_batches or names)  # nothing is added to what forward returns
+
+    def use_units(self, units: Units) -> None:
+        """Change outputs to the unit of the data after the losses."""
+        self._units = units
+        self._is_complete = False
 
     @property
     def names(self) -> list[str]:
@@ -141,6 +148,8 @@ class Outputs:
                 weights = loss_weights(outputs)
                 terms = self.terms.items()
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
+        if self._units is not None:
+            self._units.apply(outputs, inputs)
         if self._metrics:
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # costs half as much as no_grad

@@ -48,6 +48,7 @@ from emrun.models.step.summed import RankSums, SummedBatchStep, SummedStep
 from emrun.models.step.training_step import Calls
 from emrun.models.step.updater import Updater
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
+from emrun.models.units import Units
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -164,6 +165,8 @@ class TorchModel(ModuleModel):
         strategy: `{shard: REGEX}` makes several ranks share the weights, their gradients and the states of optimizers:
             each has some rows of them. A regular expression, or a list of them (`re.search`), for names of parts of
             the module: the weights of such a part are together while it runs. One process has all.
+        units: output -> the source whose unit it has, if the dataset scales the source (`normalize`). Losses get both
+            as they are; metrics, hooks and predictions get both in the unit of the data.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -200,6 +203,7 @@ class TorchModel(ModuleModel):
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
         sync_batch_norm: bool = False,
         strategy: StrategyForm | None = None,
+        units: Mapping[str, str] | None = None,
     ) -> None:
         # the module
         self._check_together(micro_batch_size, sync_batch_norm, strategy)
@@ -224,6 +228,7 @@ class TorchModel(ModuleModel):
         super().__init__(
             ForwardPass(module, place, inputs, Outputs(outputs, loss, metrics, place, module), autocast, layout)
         )
+        self.in_units = dict(units or {})
         if compile is not None and compile is not False:
             self._forward_pass.compile(compile)
         self._tf32 = TF32(place) if precision == "tf32" else None
@@ -701,6 +706,8 @@ class TorchModel(ModuleModel):
         if self.load_initial is not None:
             self.load_initial()
         self._main_loop = main_loop
+        if self.in_units and main_loop.dataset is not None:
+            self._forward_pass.outputs.use_units(Units(self.in_units, main_loop.dataset))
         self._stream = None
         self._step.updater.register(main_loop)
         self._weights.register()

@@ -24,7 +24,7 @@ from emrun.storage.trace import TRACE
 
 _FILES = re.compile(
     r"config(-\d+)?\.yaml|trace\.yaml|\.(config|trace)\.yaml\.json|train(-\d+)?\.log"
-    r"|(metrics|steps|rows)\.jsonl|report\.html|classes\.json"
+    r"|(metrics|steps|rows)\.jsonl|report\.html|(classes|preparation)\.json"
     r"|code(-\d+)?/(record\.json|packages\.txt|batches\.jsonl|diff(-\d+)?\.patch|modules/.+\.py)"
     r"|(checkpoints|failures)/\.tmp-.+"
     r"|stacks-\d+\.txt|\.files|(.+/)?\.[^/]+\.places"  # of runs of earlier versions

@@ -12,6 +12,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
+from emrun.base.preparations import PREPARATION, Preparations
 from emrun.base.randomness import seed_everything, sole_use
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.terminal import restore_logging
@@ -27,6 +28,7 @@ from emrun.ranks.group import ranks
 from emrun.schedule_plan import SchedulePlan
 from emrun.storage.class_names import restore_classes, warn_of_other_classes
 from emrun.storage.log import RunLog
+from emrun.storage.preparation import read_preparation
 from emrun.storage.run import Run
 from emrun.training.members import load_model
 
@@ -44,6 +46,8 @@ class Training:
     main_loop: MainLoop
     recipe: Recipe
     """The recipe of the model."""
+    prepared: Preparations
+    """What the datasets have learnt from the train rows."""
 
     def located(self, error: BaseException) -> BaseException:
         """Return an error of the training; that of an argument of the model has its position in the config."""
@@ -76,7 +80,7 @@ def assemble(
         is_evaluation: whether the loop will only evaluate, possibly on streams that the config does not name.
         is_new: whether the loop will train from the start.
         dataset: the dataset, if it is built already.
-        classes: the directory of the run whose classes the dataset has; None for a new run.
+        classes: the directory of the run whose classes and preparation the dataset has; None for a new run.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -89,7 +93,11 @@ def assemble(
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
+    prepared = _begin_preparation(plan, None if dataset is not None else classes)
+    supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
+    if dataset is None and plan.dataset.wants(PREPARATION) and ranks().is_first:
+        ranks().from_first(PREPARATION, prepared.made)
     if classes is not None:
         restore_classes(supplied["dataset"], classes)
     if not is_evaluation:
@@ -134,7 +142,19 @@ def assemble(
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
     restore_logging()
-    return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop, plan.model)
+    return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop, plan.model, prepared)
+
+
+def _begin_preparation(plan: Plan, directory: Path | None) -> Preparations:
+    """Return the preparations to build the dataset with: on rank 0 those of the run in a directory, if there is one.
+
+    The other ranks wait for what the dataset of rank 0 has then.
+    """
+    if not plan.dataset.wants(PREPARATION):
+        return Preparations()
+    if not ranks().is_first:
+        return Preparations(ranks().from_first(PREPARATION, {}))
+    return Preparations({} if directory is None else read_preparation(directory))
 
 
 def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:

@@ -13,6 +13,7 @@ import torch
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
+from emrun.base.preparations import PREPARATION, Preparations
 from emrun.base.randomness import draw_seed, seed_everything, sole_use
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import counted, from_here, listed
@@ -35,6 +36,7 @@ from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.plain import write_with_plain
+from emrun.storage.preparation import record_preparation
 from emrun.storage.run import CONFIG, Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.members import load_model
@@ -57,6 +59,7 @@ def create_training(
     remove_failed: bool = False,
     checks_schedule: bool = True,
     added_hooks: Sequence[str] = (),
+    prepared: Path | None = None,
 ) -> Training:
     """Create a run directory and build all objects that a config describes.
 
@@ -70,6 +73,7 @@ def create_training(
         checks_schedule: whether to check that the schedule fits the length of the run, and to log its learning rates.
         added_hooks: hooks without arguments that are added if the config does not list them, but not to the config of
             the run: `LogVariables` and `ShowProgress`, as `emrun train` adds them.
+        prepared: the directory of a run with the same data, whose classes and preparation the dataset has.
 
     Raises:
         ConfigError: the config cannot be used; nothing is left on disk.
@@ -89,7 +93,7 @@ def create_training(
         check_alike(plan, exchange)
         plan.check_trainable()
         if not joined.is_first:
-            return follow(plan, Path(exchange("run directory", None)), exchange, is_new=True)
+            return follow(plan, Path(exchange("run directory", None)), exchange, is_new=True, classes=prepared)
 
         # the run directory
         existed = place is not None and place.exists()
@@ -112,11 +116,14 @@ def create_training(
                 warn_of(loaded.notes)
                 log_code_directory(plan)
                 exchange("run directory", str(run.directory))
-                training = connected(assemble_alike(plan, exchange, run.directory, run, is_new=True), run)
+                training = connected(
+                    assemble_alike(plan, exchange, run.directory, run, is_new=True, classes=prepared), run
+                )
                 run.trace.write(device=device_of(training.model))
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
+                record_preparation(training.prepared.made, run.directory)
                 exchange("all is ready", None)
                 _LOG.info(
                     "run directory: %s", from_here(run.directory)
@@ -223,7 +230,7 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     seed_everything(seed if isinstance(seed, int) else 0, name)
     policy = tree.get("main_loop", "on_bad_example")
     given = {**supplied, "output_dir": None, "on_bad_example": "error" if policy is None else policy.value}
-    given["load_model"] = partial(load_model, given, [])
+    given |= {"load_model": partial(load_model, given, []), PREPARATION: Preparations()}
     return [recipe.build(given) for recipe in recipes]
 
 

@@ -29,6 +29,7 @@ from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.plain import plain_of, write_with_plain
+from emrun.storage.preparation import record_preparation
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_links
 from emrun.storage.trace import read_trace
 from emrun.training.build import Training, plan_schedule
@@ -152,6 +153,7 @@ def _resumed(
                 seed=plan.get("seed", 0),
                 device=device_of(training.model),
             )
+            record_preparation(training.prepared.made, run.directory)
             _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
             return training
     except BaseException:

@@ -1,0 +1,152 @@
+"""The base of datasets whose files may be divided by `split`, and which a run need not read again to know its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.fields import TEXT, mapping_of, optional, record, whole
+from emrun.base.types import Batch, Json
+from emrun.datasets._division import SPLIT, Readable, Split, check_form, plain_of
+from emrun.datasets._splits import Part, Splits
+from emrun.stream_context import StreamContext
+
+_COUNTS = mapping_of(whole())
+_KEPT = record({"class": TEXT, "files": record({}), "rows": _COUNTS, "split": optional(SPLIT), "learnt": record({})})
+
+
+class Prepared(Splits):
+    """Streams of files, which are opened when the dataset is built, or with a preparation at their first use.
+
+    A derived class sets what `_read` needs, then calls this constructor.
+
+    Args:
+        files: `train`, and perhaps `valid` and `test` -> its files; None for no such stream.
+        batch_size: the number of examples in a batch.
+        split: how the rows of `train` are divided; None for not at all.
+        preparation: what the run keeps of the data; None for a new run.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed, the files cannot be read or divided, or the
+            preparation is that of another dataset.
+    """
+
+    def __init__(
+        self, files: Mapping[str, Any], batch_size: int, split: Any = None, preparation: Json | None = None
+    ) -> None:
+        check_count("batch_size", batch_size, minimum=1)
+        self._files = {name: each for name, each in files.items() if each is not None}
+        self._split = None if split is None else Split.read(split, self._files if preparation is None else ())
+        self._opened: dict[str, Part] = {}
+        self._kept: Json = {} if preparation is None else preparation
+        self._division: Json = {}
+        self._groups: set[str | None] = set()  # of the divided rows
+        names = dict.fromkeys(self._files)
+        if preparation is None:
+            for name in self._files:
+                self._opened |= self._loaded(name)
+        else:
+            self._check_kept()
+            self._use(preparation["learnt"])
+            names |= dict.fromkeys(name for name in preparation["rows"] if name not in preparation["files"])
+        super().__init__(self._opened, batch_size, [*names, *self._opened])
+
+    @property
+    def preparation(self) -> Json | None:
+        """What the run keeps of the data: the streams, their rows, and what was learnt from the train rows."""
+        learnt = self._learnt()
+        if self._kept or (self._split is None and not learnt):
+            return self._kept or None
+        return {
+            "class": type(self).__name__,
+            "files": plain_of(self._files),
+            "rows": {name: len(part) for name, part in self._opened.items()},
+            "split": self._division or None,
+            "learnt": learnt,
+        }
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches, if its files are those of the run."""
+        own = plain_of(self._files)
+        rows = {
+            name: count
+            for name, count in self._kept.get("rows", {}).items()
+            if own.get(name, own["train"]) == self._kept["files"].get(name, self._kept["files"]["train"])
+        }
+        rows |= {name: len(part) for name, part in self._opened.items()}
+        return {name: -(-count // self._batch_size) for name, count in rows.items()}
+
+    def _read(self, name: str, files: Any) -> Mapping[str, Any]:
+        """Return stream -> its rows, for the files of an argument."""
+        raise NotImplementedError
+
+    def _complete(self, name: str, part: Any) -> Part:
+        """Return the rows of a stream as they are read in batches; those of train come first."""
+        whole: Part = part
+        return whole
+
+    def _learnt(self) -> Json:
+        """Return what was learnt from the train rows."""
+        return {}
+
+    def _use(self, learnt: Json) -> None:
+        """Take what was learnt from the train rows."""
+
+    def _check_kept(self) -> None:
+        kept = self._kept
+        _KEPT.check(kept, "preparation.json")
+        if kept["class"] != type(self).__name__:
+            what = f"the run has learnt from the train rows of {kept['class']}, which {type(self).__name__} cannot use"
+            raise ArgumentError("class", f"{what}; keep the class of the dataset, or train anew")
+        check_form(self._split, kept["split"])
+
+    def _loaded(self, name: str) -> Iterator[tuple[str, Part]]:
+        """Read the files of a stream; yield each stream that they have, train first."""
+        source = name if name in self._files else "train"
+        found = dict(self._read(source, self._files[source]))
+        if source == "train" and self._split is not None:
+            whole = found["train"]
+            division = self._split.divide(whole)
+            self._groups = set(whole.texts("split.group", self._split.form["group"])) if self._has_groups else set()
+            self._division = self._split.keep(division, self._kept.get("split"), whole.place)
+            own = [part for part in division.rows if part == "train" or part not in self._files]
+            found |= {part: whole.take(division.rows[part]) for part in own}
+        elif self._has_groups:
+            self._check_groups(name, found[name])
+        for stream, part in found.items():
+            yield stream, self._complete(stream, part)
+
+    @property
+    def _has_groups(self) -> bool:
+        return self._split is not None and self._split.way == "group" and not self._kept
+
+    def _check_groups(self, name: str, rows: Readable) -> None:
+        """Check that the groups of other files are not those of the divided rows; files may lack the column."""
+        column = "" if self._split is None else self._split.form["group"]
+        groups: Sequence[str | None] = ()
+        with suppress(ArgumentError):
+            groups = rows.texts("split.group", column)
+        for row, group in enumerate(groups):
+            if group in self._groups:
+                what = f"{rows.where(row)}: {group!r} of column {column!r} is in the rows of train too"
+                raise ArgumentError("split.group", f"{what}; leave the group out of one of the two files")
+
+    def _part(self, name: str) -> Part:
+        if name not in self._opened:
+            self._opened |= self._loaded(name)
+        return self._opened[name]
+
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
+        try:
+            part = self._of_pass(self._part(name), ctx)
+        except ArgumentError as error:
+            raise StreamError(f"dataset.{error.argument}: {error.message}", first_batch=True) from error
+        return self._batches(part, ctx, shuffle=name == "train" and ctx.epoch > 0)
+
+    def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
+        """Return the examples of a pass over a stream."""
+        return part

@@ -1,0 +1,73 @@
+"""`units`: losses get outputs and sources as they are scaled, metrics, hooks and predictions in the unit of data."""
+
+import csv
+import re
+import runpy
+
+import numpy as np
+import pytest
+from samples import SAMPLES
+
+from emrun import create_training
+from emrun.training.evaluate import evaluate
+from emrun.training.predict import predict
+
+SAMPLE = SAMPLES / "prepared" / "house_prices.yaml"
+KEEP = "hooks=[ComputeStats, {SavePredictions: {stream: valid, file: p.csv, variables: [price_hat, price]}}]"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a run of the sample."""
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
+    overrides = ["hooks.StopAfter.epochs=2", "~hooks.SaveBest", "main_loop.report=false"]
+    create_training(SAMPLE, output_dir="run", overrides=overrides).main_loop.run_training()
+    return tmp_path / "run"
+
+
+def test_metrics_hooks_and_predictions_are_in_the_unit_of_the_data(run):
+    with (run.parent / "houses.csv").open() as file:
+        prices = {row["address"]: float(row["price"]) for row in csv.DictReader(file)}
+    found = predict(run, "valid")
+    truth = np.array([prices[name] for name in found["id"]])
+    error = np.abs(found["price_hat"][:, 0] - truth)
+    assert error.mean() > 1000
+    statistics = evaluate(run, "valid", [KEEP])["valid"]
+    assert statistics["mae"]["mean"] == pytest.approx(error.mean(), rel=1e-3)
+    assert statistics["loss"]["mean"] < 2
+    with next(run.glob("eval/valid-1/p.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["price.0"]) for row in rows] == pytest.approx(truth.tolist(), rel=1e-5)
+    assert [float(row["price_hat.0"]) for row in rows] == pytest.approx(found["price_hat"][:, 0].tolist(), rel=1e-6)
+
+
+def test_a_file_without_labels_is_predicted_when_the_train_file_is_gone(run):
+    lines = (run.parent / "houses.csv").read_text().splitlines()
+    before = predict(run, "valid")
+    (run.parent / "new.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    (run.parent / "houses.csv").unlink()
+    found = predict(run, "test", overrides=["dataset.test=new.csv"])
+    of_valid = np.isin(found["id"], before["id"])
+    np.testing.assert_allclose(found["price_hat"][of_valid], before["price_hat"], rtol=1e-6)
+    with pytest.raises(Exception, match="price"):
+        evaluate(run, "test", ["dataset.test=new.csv"])
+
+
+def test_a_logarithm_and_a_source_that_is_not_scaled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
+    overrides = [
+        "hooks=[ComputeStats, {StopAfter: {epochs: 3}}]",
+        "dataset.normalize.price=log",
+        "main_loop.report=false",
+    ]
+    training = create_training(SAMPLE, output_dir="run", overrides=overrides)
+    training.main_loop.run_training()
+    assert 1000 < training.main_loop.metrics[-1]["streams"]["valid"]["mae"]["mean"] < 500_000
+    wrong = (
+        r"units.price_hat: the dataset has not scaled 'price'; add it to dataset.normalize, or leave 'price_hat' out"
+    )
+    with pytest.raises(Exception, match=re.escape(wrong)):
+        create_training(SAMPLE, output_dir="other", overrides=["~dataset.normalize.price"])
+    create_training(SAMPLE, output_dir="third", overrides=["~dataset.normalize.price", "~model.units"])

@@ -1,0 +1,181 @@
+"""`preparation.json`: what a dataset has learnt lies in the run and its checkpoints, and comes back without files."""
+
+import json
+
+import numpy as np
+import pytest
+from in_ranks import in_ranks
+
+from emrun import create_training, load_run, resume_training
+from emrun.base.errors import StateError
+from emrun.storage.checkpoints.manifest import verify
+from emrun.storage.preparation import PREPARATION_FILE
+from emrun.training.evaluate import evaluate
+from emrun.training.predict import predict
+
+FORM = {"valid": 0.25, "by": "label"}
+MODEL = {
+    "module": {"class": "torch.nn.Linear", "in_features": 2, "out_features": 3},
+    "inputs": ["x"],
+    "outputs": ["logits"],
+    "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+    "optimizer": {"class": "SGD", "lr": 0.1},
+}
+OWN = """
+import emrun
+
+
+class Data:
+    def __init__(self, preparation, output_dir):
+        self.opened = preparation is None
+        self.preparation = preparation or {"mean": emrun.ranks.group.ranks().rank + 1.5}
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(4, 2):
+            yield {"x": [[self.preparation["mean"], 1.0]] * len(rows), "label": rows % 3}
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "t.csv", 40)
+    write(tmp_path / "new.csv", 6)
+    dataset = {"class": "Table", "train": "t.csv", "columns": {"x": ["a", "b"], "label": "label"}, "id": "name"}
+    return {
+        "seed": 0,
+        "dataset": {**dataset, "split": FORM, "batch_size": 8},
+        "model": MODEL,
+        "main_loop": {"extra_streams": ["valid"]},
+        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}],
+    }
+
+
+def write(path, count):
+    rows = np.random.default_rng(count).normal(size=(count, 2)).tolist()
+    lines = [f"{a},{b},{number % 3},r{number}" for number, (a, b) in enumerate(rows)]
+    path.write_text("\n".join(["a,b,label,name", *lines]) + "\n")
+
+
+def run_of(config, tmp_path, epochs=2, **more):
+    training = create_training({**config, **more}, output_dir=tmp_path / "run")
+    training.main_loop.run_training()
+    return training
+
+
+def test_it_lies_in_the_run_and_in_each_checkpoint_under_the_manifest(config, tmp_path):
+    made = run_of(config, tmp_path).dataset.preparation
+    path = tmp_path / "run" / PREPARATION_FILE
+    assert json.loads(path.read_text()) == {"format": 1, "datasets": {"dataset": json.loads(json.dumps(made))}}
+    latest = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    assert (latest / PREPARATION_FILE).read_bytes() == path.read_bytes()
+    (latest / PREPARATION_FILE).write_text("{}")
+    with pytest.raises(Exception, match=PREPARATION_FILE):
+        verify(latest)
+
+
+def test_a_run_answers_when_its_train_file_is_gone(config, tmp_path):
+    run_of(config, tmp_path)
+    before = evaluate(tmp_path / "run", "valid")
+    assert before == evaluate(tmp_path / "run", "valid")
+    (tmp_path / "t.csv").unlink()
+    found = predict(tmp_path / "run", "test", overrides=["dataset.test=new.csv"])
+    assert found["id"].tolist() == [f"r{number}" for number in range(6)]
+    assert evaluate(tmp_path / "run", "test", ["dataset.test=new.csv"])["test"]["loss"]["mean"] > 0
+    training = load_run(tmp_path / "run")
+    assert training.dataset.num_batches == {"train": 4, "valid": 2}
+    (tmp_path / "run" / PREPARATION_FILE).unlink()  # that of the newest checkpoint takes its place
+    assert len(predict(tmp_path / "run", "test", overrides=["dataset.test=new.csv"])["id"]) == 6
+
+
+def test_resumed_on_changed_data(config, tmp_path):
+    run_of(config, tmp_path)
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text + "1,1,0,more\n")
+    training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=3"])
+    with pytest.raises(
+        Exception, match=r"^dataset\.split: t\.csv has changed .* train 30, valid 10, and now are train 30"
+    ):
+        training.main_loop.run_training()
+    with pytest.raises(Exception, match=r"^dataset\.split: t\.csv has changed since the run began"):
+        evaluate(tmp_path / "run", "valid")
+    (tmp_path / "t.csv").write_text(text)
+    training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=4"])
+    assert training.main_loop.run_training().status == "finished"
+
+
+def test_a_cut_file_or_another_format_is_one_error(config, tmp_path):
+    run_of(config, tmp_path)
+    path = tmp_path / "run" / PREPARATION_FILE
+    for text, message in (
+        ('{"format": 1, "datasets": {"dat', r"preparation\.json is damaged or cut off \(.*; copy that of a checkpoint"),
+        ("[]", r"preparation\.json is damaged or cut off"),
+        ('{"format": 2, "datasets": {}}', r"preparation\.json has format 2, but this version of emrun reads format 1"),
+        ('{"format": 1, "datasets": {"dataset": {}}}', r"preparation\.json\.class is missing"),
+    ):
+        path.write_text(text)
+        for call in (
+            load_run,
+            lambda run: evaluate(run, "valid"),
+            lambda run: resume_training(run, ["seed=0"], "latest"),
+        ):
+            with pytest.raises(StateError, match=message):
+                call(tmp_path / "run")
+    path.write_bytes(next((tmp_path / "run").glob("checkpoints/it-*/preparation.json")).read_bytes())
+    load_run(tmp_path / "run")
+
+
+def test_a_dataset_of_ones_own_and_one_within_another(config, tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"class": "own_data.Data"}
+    training = run_of(config, tmp_path, dataset=own, main_loop={})
+    assert training.dataset.opened
+    assert load_run(tmp_path / "run").dataset.opened is False
+    nested = {
+        "class": "Mixed",
+        "datasets": {"one": own, "two": {**config["dataset"], "class": "emrun.datasets.Table"}},
+        "weights": {"one": 1, "two": 1},
+    }
+    training = create_training(
+        {**config, "dataset": {**nested, "batches_per_epoch": 4}, "main_loop": {}}, output_dir=tmp_path / "mixed"
+    )
+    assert list(training.prepared.made) == ["dataset.datasets.one", "dataset.datasets.two"]
+    training.main_loop.run_training()
+    (tmp_path / "t.csv").unlink()
+    assert load_run(tmp_path / "mixed").prepared.made == training.prepared.made
+
+
+def test_a_dataset_that_learns_nothing_has_no_file(config, tmp_path):
+    del config["dataset"]["split"]
+    run_of(config, tmp_path, main_loop={})
+    assert not list((tmp_path / "run").rglob(PREPARATION_FILE))
+
+
+def prepared_on_ranks(config, place):
+    training = create_training(config, output_dir=place)
+    return training.dataset.opened, training.dataset.preparation
+
+
+def test_rank_0_prepares_for_all(config, tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {**config, "dataset": {"class": "own_data.Data"}, "main_loop": {}}
+    assert in_ranks(2, prepared_on_ranks, given, tmp_path / "run") == [(True, {"mean": 1.5}), (False, {"mean": 1.5})]
+
+
+def bits_on_ranks(config, place):
+    training = create_training(config, output_dir=place)
+    training.main_loop.run_training()
+    return [each.detach().numpy().tobytes() for each in training.model.module.parameters()]
+
+
+def test_two_ranks_divide_alike(config, tmp_path):
+    one, other = in_ranks(2, bits_on_ranks, config, tmp_path / "run")
+    assert one == other
+
+
+def test_an_argument_that_emrun_supplies_cannot_be_given(config, tmp_path):
+    config["dataset"]["preparation"] = {}
+    with pytest.raises(Exception, match="'preparation' is supplied by emrun; remove it"):
+        create_training(config, output_dir=tmp_path / "run")
