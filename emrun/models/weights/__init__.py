@@ -1,7 +1,7 @@
 """The weights of a module: saved, loaded to begin with, exchanged for evaluations, the same on all ranks.
 
-Read `saving` first: which tensors of a module are its weights, how a checkpoint gets them and how they come back, tied
-tensors once. The other files answer a question each:
+Read `module_weights` first: what `TorchModel` owns. Then `saving`: which tensors of a module are its weights, how a
+checkpoint gets them and how they come back, tied tensors once. The other files answer a question each:
 
 - `loadable`: could a resume load what the run saves? It is asked before the first batch, and before each checkpoint.
 - `init_from`: which weights does a new run begin with? `matching` compares the tensors of a file with those of the
