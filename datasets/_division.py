@@ -73,7 +73,7 @@ class Readable:
         Raises:
             ArgumentError: there is no such column.
         """
-        raise NotImplementedError
+        raise ArgumentError(argument, f"the items of {self.place} have no column {name!r}; divide them by shares")
 
     def where(self, row: int) -> str:
         """Return the file and the number of a row, for messages."""

@@ -6,16 +6,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
 from emrun.base.types import Batch, Json
-from emrun.datasets._division import SPLIT, Readable, Split, check_form, plain_of
+from emrun.datasets._division import SPLIT, Readable, Split, check_form, numbered, plain_of
 from emrun.datasets._splits import Part, Splits
-from emrun.stream_context import StreamContext
+from emrun.stream_context import Rows, StreamContext
 
 _COUNTS = mapping_of(whole())
 _KEPT = record({"class": TEXT, "files": record({}), "rows": _COUNTS, "split": optional(SPLIT), "learnt": record({})})
+
+
+def evenly(labels: Rows, blocks: Sequence[int] | None, random: np.random.Generator) -> Rows:
+    """Return as many rows as there are labels, the same number of each class, in random order.
+
+    Args:
+        labels: the number of the class of each row.
+        blocks: the lengths of parts of the rows, which are read one after the other, each once; None for none.
+        random: the generator.
+    """
+    classes = np.unique(labels)
+    count = len(classes)
+    sizes = np.full(count, len(labels) // count)
+    sizes[random.permutation(count)[: len(labels) % count]] += 1
+    drawn = []
+    for label, size in zip(classes, sizes.tolist(), strict=True):
+        own = np.flatnonzero(labels == label)
+        passes = [random.permutation(own) for _ in range(-(-size // len(own)))]
+        drawn.append(np.concatenate(passes)[:size])
+    order = random.permutation(np.concatenate(drawn))
+    if blocks is None:
+        return order
+    places = random.permutation(len(blocks))[np.searchsorted(np.cumsum(blocks), order, side="right")]
+    return order[np.argsort(places, kind="stable")]
 
 
 class Prepared(Splits):
@@ -28,6 +54,7 @@ class Prepared(Splits):
         batch_size: the number of examples in a batch.
         split: how the rows of `train` are divided; None for not at all.
         preparation: what the run keeps of the data; None for a new run.
+        balance: the column of the classes that training passes draw evenly; None to read each row once.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, the files cannot be read or divided, or the
@@ -35,11 +62,18 @@ class Prepared(Splits):
     """
 
     def __init__(
-        self, files: Mapping[str, Any], batch_size: int, split: Any = None, preparation: Json | None = None
+        self,
+        files: Mapping[str, Any],
+        batch_size: int,
+        split: Any = None,
+        preparation: Json | None = None,
+        balance: str | None = None,
     ) -> None:
         check_count("batch_size", batch_size, minimum=1)
         self._files = {name: each for name, each in files.items() if each is not None}
         self._split = None if split is None else Split.read(split, self._files if preparation is None else ())
+        self._balance = balance
+        self._labels: Rows | None = None  # the class of each row of train, if they are drawn evenly
         self._opened: dict[str, Part] = {}
         self._kept: Json = {} if preparation is None else preparation
         self._division: Json = {}
@@ -71,12 +105,7 @@ class Prepared(Splits):
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of its batches, if its files are those of the run."""
-        own = plain_of(self._files)
-        rows = {
-            name: count
-            for name, count in self._kept.get("rows", {}).items()
-            if own.get(name, own["train"]) == self._kept["files"].get(name, self._kept["files"]["train"])
-        }
+        rows = dict(self._kept["rows"]) if self._kept.get("files") == plain_of(self._files) else {}
         rows |= {name: len(part) for name, part in self._opened.items()}
         return {name: -(-count // self._batch_size) for name, count in rows.items()}
 
@@ -108,32 +137,33 @@ class Prepared(Splits):
         """Read the files of a stream; yield each stream that they have, train first."""
         source = name if name in self._files else "train"
         found = dict(self._read(source, self._files[source]))
+        group = None if self._split is None or self._kept else self._split.form.get("group")
+        if source == "train" and self._balance is not None:
+            self._labels = numbered("balance", self._balance, found["train"])[1]
         if source == "train" and self._split is not None:
             whole = found["train"]
             division = self._split.divide(whole)
-            self._groups = set(whole.texts("split.group", self._split.form["group"])) if self._has_groups else set()
+            if group is not None:
+                self._groups = set(whole.texts("split.group", group))
             self._division = self._split.keep(division, self._kept.get("split"), whole.place)
+            if self._labels is not None:
+                self._labels = self._labels[division.rows["train"]]
             own = [part for part in division.rows if part == "train" or part not in self._files]
             found |= {part: whole.take(division.rows[part]) for part in own}
-        elif self._has_groups:
-            self._check_groups(name, found[name])
+        elif group is not None:
+            self._check_groups(group, found[name])
         for stream, part in found.items():
             yield stream, self._complete(stream, part)
 
-    @property
-    def _has_groups(self) -> bool:
-        return self._split is not None and self._split.way == "group" and not self._kept
-
-    def _check_groups(self, name: str, rows: Readable) -> None:
+    def _check_groups(self, column: str, rows: Readable) -> None:
         """Check that the groups of other files are not those of the divided rows; files may lack the column."""
-        column = "" if self._split is None else self._split.form["group"]
         groups: Sequence[str | None] = ()
         with suppress(ArgumentError):
             groups = rows.texts("split.group", column)
-        for row, group in enumerate(groups):
-            if group in self._groups:
-                what = f"{rows.where(row)}: {group!r} of column {column!r} is in the rows of train too"
-                raise ArgumentError("split.group", f"{what}; leave the group out of one of the two files")
+        row = next((row for row, group in enumerate(groups) if group in self._groups), None)
+        if row is not None:
+            what = f"{rows.where(row)}: {groups[row]!r} of column {column!r} is in the rows of train too"
+            raise ArgumentError("split.group", f"{what}; leave the group out of one of the two files")
 
     def _part(self, name: str) -> Part:
         if name not in self._opened:
@@ -145,7 +175,14 @@ class Prepared(Splits):
             part = self._of_pass(self._part(name), ctx)
         except ArgumentError as error:
             raise StreamError(f"dataset.{error.argument}: {error.message}", first_batch=True) from error
-        return self._batches(part, ctx, shuffle=name == "train" and ctx.epoch > 0)
+        trains = name == "train" and ctx.epoch > 0
+        if trains and self._labels is not None and not ctx.in_order:
+            return self._drawn(part, evenly(self._labels, part.blocks, ctx.rng), ctx)
+        return self._batches(part, ctx, shuffle=trains)
+
+    def _drawn(self, part: Part, order: Rows, ctx: StreamContext) -> Iterator[Batch]:
+        for places in ctx.batches(len(order), self._batch_size):
+            yield part.read(order[places], ctx)
 
     def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
         """Return the examples of a pass over a stream."""

@@ -57,6 +57,7 @@ class HuggingFace(Prepared):
         cache_dir: the folder for the library's copies of the files; by default the library's own cache.
         batch_size: the number of examples in a batch.
         split: divides the rows of `train`, see `Table`; any column of the files may be named.
+        balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
         preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
@@ -74,6 +75,7 @@ class HuggingFace(Prepared):
         cache_dir: str | None = None,
         batch_size: int = 32,
         split: SplitForm | None = None,
+        balance: str | None = None,
         preparation: Json | None = None,
     ) -> None:
         if columns is not None:
@@ -83,7 +85,7 @@ class HuggingFace(Prepared):
         self._cache_dir = cache_dir
         self._kinds: dict[str, Any] = {}
         self._classes: dict[str, list[str]] = {}
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: Any) -> dict[str, _Rows]:
         library = _library()

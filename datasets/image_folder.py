@@ -83,6 +83,7 @@ class ImageFolder(Prepared, NamedSplits):
             an image, or has over 67 million pixels.
         split: divides the images of `train`, see `Table`. Columns are `label`, the class, and `id`. The `files` are
             patterns for the path below the folder or the name: `{files: {valid: '*0.jpg'}}`.
+        balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
         preparation: what the run keeps, which emrun supplies: the division, the classes and the size.
 
     Raises:
@@ -109,6 +110,7 @@ class ImageFolder(Prepared, NamedSplits):
         orient: bool = False,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
+        balance: str | None = None,
         preparation: Json | None = None,
     ) -> None:
         check_flag("flip", flip)
@@ -119,7 +121,7 @@ class ImageFolder(Prepared, NamedSplits):
         self._size = self._images.size
         self.classes: list[str] = []
         """The names of the classes; a label is an index into this list."""
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: str | Path) -> dict[str, _Pictures]:
         root = expanded(files)

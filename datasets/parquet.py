@@ -86,6 +86,7 @@ class Parquet(Prepared):
         batch_size: the number of examples in a batch.
         split: divides the rows of `train`, see `Table`; any column of the files may be named, and `files` are patterns
             for the files. Each part keeps the row groups.
+        balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
         preparation: what the run keeps of the data, which emrun supplies.
 
     Raises:
@@ -106,6 +107,7 @@ class Parquet(Prepared):
         categories: list[str] | None = None,
         split: SplitForm | None = None,
         normalize: Mapping[str, Normalize] | None = None,
+        balance: str | None = None,
         preparation: Json | None = None,
     ) -> None:
         if columns is not None:
@@ -116,7 +118,7 @@ class Parquet(Prepared):
         self._forms = ColumnForms(fill, categories, normalize)
         self._columns = columns
         self._kinds: dict[str, Any] = {}
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: Any) -> dict[str, _RowGroups]:
         helpers = [] if self._split is None else self._split.helpers

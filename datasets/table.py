@@ -95,6 +95,8 @@ class Table(Prepared):
             a source with these columns. Windows begin every `stride` rows. A window lies in one part; with
             `past_across`, its past may lie in another one. Its `id` is that of the last row of the past. A prediction
             needs only the past.
+        balance: the column of the classes of which training passes draw the same number of rows: those of small classes
+            come several times in a pass, and some of large classes do not. A pass has as many rows as without.
         preparation: what the run keeps of the data, which emrun supplies.
         memory_map: read from `.npy` files only the examples of each batch, for tables that are larger than the memory.
             Such a file must not change during the training.
@@ -119,6 +121,7 @@ class Table(Prepared):
         split: SplitForm | None = None,
         normalize: Mapping[str, Normalize] | None = None,
         window: WindowForm | None = None,
+        balance: str | None = None,
         preparation: Json | None = None,
     ) -> None:
         check_flag("memory_map", memory_map)
@@ -130,6 +133,8 @@ class Table(Prepared):
             if FUTURE in (columns or ()):
                 raise ArgumentError("columns", "`window` adds the source 'future'; choose another name")
             columns = columns and {**columns, FUTURE: window["future_of"]}
+            if balance is not None:
+                raise ArgumentError("balance", "windows have no classes; remove `balance`, or `window`")
             if columns is None:
                 raise ArgumentError(
                     "window", "set `columns` to the sources of the past, such as {x: [load, temperature]}"
@@ -141,7 +146,7 @@ class Table(Prepared):
         self._id = id
         self._forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: str | Path | Mapping[str, str | Path]) -> dict[str, _Rows]:
         helpers = [] if self._split is None else self._split.helpers

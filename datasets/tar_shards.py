@@ -98,6 +98,7 @@ class TarShards(Prepared, NamedSplits):
             out too.
         split: divides the examples of `train`, see `Table`. Columns are `id` and the sources with an ending `cls` or
             `txt`; `files` are patterns for the shards. Each part keeps the order of the shards.
+        balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
         preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
@@ -125,13 +126,14 @@ class TarShards(Prepared, NamedSplits):
         orient: bool = False,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
+        balance: str | None = None,
         preparation: Json | None = None,
     ) -> None:
         check_count("max_bytes", max_bytes, minimum=1)
         self._fields = _fields(sources, Images(mode, dtype, size, crop, interpolation, orient))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: str | list[str]) -> dict[str, _Shards]:
         return {name: _Shards(name, files, self._fields, self._max_bytes, self._reader)}

@@ -233,18 +233,6 @@ class _Items(Readable):
     def __len__(self) -> int:
         return len(self._data)
 
-    def files(self) -> Sequence[str]:
-        """Refuse the way."""
-        raise ArgumentError("split.files", f"the items of {self.place} have no files; divide them by shares")
-
-    def texts(self, argument: str, name: str) -> Sequence[str | None]:
-        """Refuse the way."""
-        raise ArgumentError(argument, f"the items of {self.place} have no column {name!r}; divide them by shares")
-
-    def where(self, row: int) -> str:
-        """Return the number of an item."""
-        return f"item {row} of {self.place}"
-
 
 def _has_items(data: Any) -> bool:
     """Return whether this is a map-style dataset."""

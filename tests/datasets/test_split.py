@@ -17,6 +17,8 @@ from sklearn.model_selection import GroupShuffleSplit, KFold, StratifiedShuffleS
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import HuggingFace, ImageFolder, Mixed, Parquet, Table, TarShards, TorchDataset
+from emrun.ranks.group import Ranks
+from emrun.ranks.shares import rows_in
 
 COUNT = 41
 NUMBERS = np.arange(COUNT)
@@ -328,6 +330,26 @@ def test_parts_of_a_mixed_dataset(tmp_path):
     }
     mixed = Mixed(parts, {"a": 1, "b": 1}, 6)
     assert sum(len(batch["x"]) for batch in dataset_batches(mixed, "valid")) == 22
+
+
+@pytest.mark.parametrize("make", [csv, npz, parquet, hugging_face, image_folder, tar_shards])
+def test_classes_are_drawn_evenly_in_any_process_and_exactly_at_a_resume(make, tmp_path, check_training_stream):
+    arguments = {"balance": "label", "batch_size": 6, "split": {"valid": 0.25, "by": "label"}}
+    dataset = make(tmp_path, **arguments)
+    assert dataset.num_batches["train"] == 5
+    labels = [label for batch in stream_of(dataset, "train") for label in np.asarray(batch["label"]).tolist()]
+    assert sorted(np.unique(labels, return_counts=True)[1]) == [10, 10, 10]
+    if make in (csv, parquet):
+        alone = [np.asarray(batch["label"]) for batch in stream_of(dataset, "train")]
+        for ranks in (2, 3):
+            shares = [list(stream_of(dataset, "train", ranks=Ranks(rank, ranks))) for rank in range(ranks)]
+            for whole, *parts in zip(alone, *shares, strict=True):
+                own = [np.asarray(each["label"])[: rows_in(each)] for each in parts]
+                assert np.array_equal(np.concatenate(own), whole)
+        write_once = make(tmp_path, **arguments)
+        check_training_stream(lambda: write_once, stops=(3, 7))
+    with pytest.raises(ArgumentError, match=r"^balance: .*lable"):
+        make(tmp_path, balance="lable")
 
 
 @pytest.mark.parametrize(

@@ -179,3 +179,39 @@ def test_an_argument_that_emrun_supplies_cannot_be_given(config, tmp_path):
     config["dataset"]["preparation"] = {}
     with pytest.raises(Exception, match="'preparation' is supplied by emrun; remove it"):
         create_training(config, output_dir=tmp_path / "run")
+
+
+def weights_of(run):
+    return (run / "checkpoints" / "latest" / "model.safetensors").read_bytes()
+
+
+def test_resumed_with_any_number_of_workers_it_ends_with_the_same_bits(config, tmp_path):
+    dataset = {**config["dataset"], "fill": {"a": {"by": "median"}}, "normalize": {"x": "standard"}, "balance": "label"}
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    lines[3] = lines[3][lines[3].index(",") :]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    found = []
+    for workers in (0, 2):
+        given = {**config, "dataset": dataset, "main_loop": {"extra_streams": ["valid"], "workers": workers}}
+        place = tmp_path / f"straight-{workers}"
+        create_training(given, output_dir=place).main_loop.run_training()
+        found.append(weights_of(place))
+        place = tmp_path / f"resumed-{workers}"
+        overrides = ["hooks.StopAfter.updates=3"]
+        create_training(given, output_dir=place, overrides=overrides).main_loop.run_training()
+        training = resume_training(place, ["~hooks.StopAfter.updates"])
+        assert training.main_loop.run_training().status == "finished"
+        found.append(weights_of(place))
+    assert len(set(found)) == 1
+
+
+def resumed_on_ranks(config, place):
+    create_training(config, output_dir=place, overrides=["hooks.StopAfter.updates=3"]).main_loop.run_training()
+    resume_training(place, ["~hooks.StopAfter.updates"]).main_loop.run_training()
+
+
+def test_resumed_on_two_ranks_it_ends_with_the_same_bits(config, tmp_path):
+    given = {**config, "dataset": {**config["dataset"], "normalize": {"x": "robust"}, "balance": "label"}}
+    in_ranks(2, bits_on_ranks, given, tmp_path / "straight")
+    in_ranks(2, resumed_on_ranks, given, tmp_path / "resumed")
+    assert weights_of(tmp_path / "straight") == weights_of(tmp_path / "resumed")
