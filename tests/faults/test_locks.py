@@ -163,13 +163,13 @@ def stop_in_commit(number):
 
     describe, count = sealed.describe, 0
 
-    def counted(path):
+    def counted(path, **options):
         nonlocal count
         count += path.name == "model.safetensors" and path.parent.name.startswith(".tmp-")
         if count == number:
             count += 1
             os.kill(os.getpid(), signal.SIGSTOP)
-        return describe(path)
+        return describe(path, **options)
 
     sealed.describe = counted
 
