@@ -65,15 +65,24 @@ class Outputs:
         """The metrics that are outputs."""
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
+        self._metrics: Calculations = {}
         self.prepare({}, False, "")
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
-        self._units: Units | None = None
         self._is_complete = not (self.terms or self.of_batches or names)  # nothing is added to what forward returns
 
     def use_units(self, units: Units) -> None:
         """Change outputs to the unit of the data after the losses."""
-        self._units = units
-        self._is_complete = False
+        self.of = partial(self._of_in_units, units)  # type: ignore[method-assign]
+
+    def _of_in_units(self, units: Units, returned: Any, inputs: Tensors) -> dict[str, Any]:
+        measured = self._metrics
+        self._metrics = {}
+        outputs = dict(Outputs.of(self, returned, inputs))
+        self._metrics = measured
+        units.apply(outputs, inputs)
+        with torch.no_grad():
+            self._add(outputs, measured, inputs, "metrics")
+        return outputs
 
     @property
     def names(self) -> list[str]:
@@ -148,8 +157,6 @@ class Outputs:
                 weights = loss_weights(outputs)
                 terms = self.terms.items()
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
-        if self._units is not None:
-            self._units.apply(outputs, inputs)
         if self._metrics:
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # costs half as much as no_grad
