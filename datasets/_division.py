@@ -148,8 +148,8 @@ class Split:
         if len(ways) > 1:
             raise ArgumentError(f"split.{ways[1]}", f"{listed(ways)} exclude each other; keep one of them")
         found = cls(form, *ways or [""])
-        found._check_shares()
-        found._check_way()
+        found.check_shares()
+        found.check_way()
         for name in found.named:
             if name in given and name != "train":
                 key = f"split.{name}" if name in form else "split"
@@ -186,7 +186,8 @@ class Split:
             return [self.column["name"]]
         return [self.form[self.way]] if self.way in ("group", "time", "hash") else []
 
-    def _check_shares(self) -> None:
+    def check_shares(self) -> None:
+        """Check the shares of the parts."""
         takes_none = self.way in ("column", "files")
         for name, share in self.shares.items():
             if takes_none or (self.way == "folds" and name == "valid"):
@@ -197,7 +198,8 @@ class Split:
         if not self.shares and self.way not in ("column", "files", "folds"):
             raise ArgumentError("split", "it has no part; write a share, such as valid: 0.2")
 
-    def _check_way(self) -> None:
+    def check_way(self) -> None:
+        """Check the key that says how the rows are divided."""
         key = f"split.{self.way}"
         value = self.form.get(self.way)
         if self.way in ("by", "group", "time", "hash") and not isinstance(value, str):

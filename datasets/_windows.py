@@ -63,9 +63,6 @@ def check_window(form: Any) -> None:
     check_count("window.stride", form.get("stride", 1), minimum=1)
     check_flag("window.past_across", form.get("past_across", False))
     check_names("window.future_of", form.get("future_of"))
-    for key in ("order", "group"):
-        if not isinstance(form.get(key, ""), str):
-            raise ArgumentError(f"window.{key}", f"{form[key]!r} is not the name of a column")
 
 
 class Windows(Part):

@@ -65,13 +65,14 @@ class Outputs:
         """The metrics that are outputs."""
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
+        self._metrics: Calculations = {}
         self.prepare("")
-        self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
         self._units: Units | None = None
+        self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
         self._is_complete = not (self.terms or self.of_batches or names)  # nothing is added to what forward returns
 
     def use_units(self, units: Units) -> None:
-        """Change outputs to the unit of the data after the losses."""
+        """Change outputs to the unit of the data, after the losses and before the metrics."""
         self._units = units
         self._is_complete = False
 

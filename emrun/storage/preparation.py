@@ -49,14 +49,13 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 def record_preparation(made: Mapping[str, Json], directory: Path) -> None:
-    """Write what datasets have learnt into a run directory, unless that is nothing, or is there already.
+    """Write what datasets have learnt into a run directory, unless that is nothing.
 
     Raises:
         StorageError: the file cannot be written.
-        StateError: there is a file that cannot be read.
     """
     path = directory / PREPARATION_FILE
-    if made and not (os.path.lexists(path) and _read(path) == made):
+    if made:
         with storing(path, "write"):
             write_atomically(path, json.dumps({"format": _FORMAT, "datasets": made}, indent=1))
 

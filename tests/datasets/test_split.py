@@ -332,7 +332,7 @@ def test_parts_of_a_mixed_dataset(tmp_path):
     assert sum(len(batch["x"]) for batch in dataset_batches(mixed, "valid")) == 22
 
 
-@pytest.mark.parametrize("make", [csv, npz, parquet, hugging_face, image_folder, tar_shards])
+@pytest.mark.parametrize("make", [csv, parquet, image_folder, tar_shards])
 def test_classes_are_drawn_evenly_in_any_process_and_exactly_at_a_resume(make, tmp_path, check_training_stream):
     arguments = {"balance": "label", "batch_size": 6, "split": {"valid": 0.25, "by": "label"}}
     dataset = make(tmp_path, **arguments)

@@ -251,3 +251,14 @@ def test_loss_weight_goes_before_example_weight_and_needs_a_number_per_example()
     assert same(see.losses, [first])
     with pytest.raises(StreamError, match=r"'loss_weight' or 'example_weight' has shape \(3,\), not \(4,\)"):
         run(TorchModel(Both(3), optimizer=SGD, device="cpu"), made)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("kind", ["examples", "scalar"])
+def test_a_window_that_the_epoch_ends_may_end_with_a_batch_without_weights(kind, accumulate):
+    module = module_of(kind)
+    before = weights(module)
+    model = TorchModel(module, loss=LOSSES[kind], optimizer=SGD, accumulate=accumulate, device="cpu")
+    run(model, found([1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]))
+    assert not torch.equal(weights(module), before)
+    assert model.has_updated

@@ -72,6 +72,11 @@ class AccumulatedStep(TrainingStep):
         """Whether the window ends with the current part."""
         return not self._left
 
+    @property
+    def checks_parts(self) -> bool:
+        """Whether an update whose loss cannot be used is refused, or skipped, at the part with this loss."""
+        return True
+
     def clear(self) -> None:
         """Clear the gradients, at the beginning of a window."""
         self.updater.clear()
@@ -164,7 +169,8 @@ class AccumulatedStep(TrainingStep):
             self._pending[member] = 0.0
             self._ended.add(member)
 
-    def _complete_update(self, member: ScheduledOptimizer) -> None:
+    def _complete_update(self, member: ScheduledOptimizer, *, is_checked: bool = False) -> None:
+        """Make the update of a window; its loss is looked at unless that of each of its parts has been."""
         if member in self._ended:
             self._ended.remove(member)
             del self._pending[member]
@@ -173,7 +179,8 @@ class AccumulatedStep(TrainingStep):
         if optimizer is None:
             optimizer = self.updater.optimizers.named(None)  # raises the error
         self.is_skipping = not self.complete(optimizer, self._pending.pop(member))
-        self.updater.update(member, self.minimised, None, NOT_FINITE if self.is_skipping else None)
+        loss = 0.0 if is_checked else self.minimised
+        self.updater.update(member, loss, None, NOT_FINITE if self.is_skipping else None)
 
     def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""
@@ -185,7 +192,7 @@ class AccumulatedStep(TrainingStep):
         self.is_open = False
         self._left = self._accumulate
         while self._pending:
-            self._complete_update(next(iter(self._pending)))
+            self._complete_update(next(iter(self._pending)), is_checked=self.checks_parts)
         self.updater.step_schedules()
 
     def forget(self) -> None:

@@ -126,9 +126,14 @@ class SummedStep(AccumulatedStep):
         refuse_closure(closure, "optimizer", "several ranks")
         super().ask(member, closure)
 
+    @property
+    def checks_parts(self) -> bool:
+        """Whether no hook may skip an update, which all ranks would have to make."""
+        return not self.updater.may_be_skipped
+
     def _end_early(self, member: ScheduledOptimizer) -> None:
         """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
-        if not self.updater.may_be_skipped:
+        if self.checks_parts:
             self.updater.refuse(self.minimised)
 
     def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
