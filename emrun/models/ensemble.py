@@ -20,7 +20,9 @@ from emrun.models.device import find_device, put
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.module_model import ModuleModel
 from emrun.models.outputs import Outputs
+from emrun.models.sync_batch_norm import batch_norms
 from emrun.models.torch_model import LossForms, MetricForms
+from emrun.ranks.group import ranks
 from emrun.storage.trace import TRACE
 
 Runs = str | Sequence[str | Mapping[str, str | Sequence[str]]]
@@ -52,6 +54,9 @@ class MadeOfRuns(ModuleModel):
         modules = torch.nn.ModuleList([each.module for each in models if isinstance(each, ModuleModel)])
         device = find_device(devices.pop())
         put(modules, device)
+        modules.train()  # so the first batch sets all parts to evaluation mode
+        if ranks().several and batch_norms(modules):
+            self.least_rows = 2
         super().__init__(ForwardPass(modules, device, [], Outputs(outputs, loss, metrics, device, modules)))
 
     def part_with(self, source: str) -> str:

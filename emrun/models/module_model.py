@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch.nn import Module
 
 from emrun.base.types import Batch, State, Values
@@ -34,24 +33,26 @@ class ModuleModel(AbstractModel):
     _set_by_init = "_stream_metrics"
 
     def __init__(self, forward_pass: ForwardPass) -> None:
+        vars(self).pop("module", None)
         self._forward_pass = forward_pass
+        self.device = forward_pass.device
         self._main_loop: Loop | None = None
         of_streams = forward_pass.outputs.of_streams
         self._stream_metrics = StreamMetrics(of_streams, forward_pass.device) if of_streams else None
 
     @property
     def module(self) -> Module:
-        """The `torch.nn.Module`, on `device`."""
-        return self._forward_pass.module
+        """The `torch.nn.Module`, on `device`; before the constructor of this class, what a subclass has set."""
+        own = vars(self)
+        module: Module = own["_forward_pass"].module if "_forward_pass" in own else own["module"]
+        return module
 
     @module.setter
     def module(self, module: Module) -> None:
-        self._forward_pass.replace(module)
-
-    @property
-    def device(self) -> torch.device:
-        """The `torch.device` of the module and of the tensors that it gets."""
-        return self._forward_pass.device
+        if "_forward_pass" in vars(self):
+            self._forward_pass.replace(module)
+        else:
+            vars(self)["module"] = module
 
     @property
     def input_names(self) -> Sequence[str]:

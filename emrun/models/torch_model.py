@@ -260,7 +260,7 @@ class TorchModel(ModuleModel):
         )
         self._micro_batches: MicroBatches | None = None
         if micro_batch_size is not None and isinstance(self._step, AccumulatedStep):
-            self._micro_batches = MicroBatches(self._step, micro_batch_size, module, place, self._note_size)
+            self._micro_batches = MicroBatches(self._step, micro_batch_size, self._forward_pass, self._note_size)
         self._runner = self._micro_batches or self._step
         updater.list_optimizers()
         self._list_stages()
@@ -323,8 +323,9 @@ class TorchModel(ModuleModel):
                     self.iterations_per_update,
                     self._all_optimizers,
                     self._loadable.check,
-                    sees_updates=own.update is TorchModel.update,
                 )
+                if own.update is not TorchModel.update:
+                    self.update = partial(first_window.watched, self.update)  # type: ignore[method-assign]
             manual = Manual(self.train_step, self._forward_pass.autocast, first_window)
         if manual is None and own.backward is TorchModel.backward:
             return Calls(self._forward)
@@ -344,9 +345,9 @@ class TorchModel(ModuleModel):
         if not ranks().several:
             return None
         if self._sharding is not None:
-            return ShardedSums(self.module, ranks(), self._sharding, carries_loss=is_single)
+            return ShardedSums(self._forward_pass, ranks(), self._sharding, carries_loss=is_single)
         return RankSums(
-            self.module,
+            self._forward_pass,
             ranks(),
             carries_loss=is_single,
             sends=sends and not self.trains_itself,
@@ -593,9 +594,12 @@ class TorchModel(ModuleModel):
         """Prepare for the batches of a train stream, of which the first one has come."""
         self._stream = stream
         self._has_trained = True
-        self.frozen_parts.warn()
+        self._step.updater.forget()
         self._step.updater.begin_stream(stream)
+        self.frozen_parts.warn()
         self._step.begin_stream(self._check_first)
+        if "train_step" in vars(self):
+            self._step.replace(self.train_step)
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)
@@ -741,7 +745,7 @@ class TorchModel(ModuleModel):
             if own.save is TorchModel.save and own.load is TorchModel.load:
                 self._loadable.check_saving(saves_more=saves_more)
             elif not saves_more:
-                self._loadable.check_own([self, self._weights])
+                self._loadable.check_own([self, self._weights, self._forward_pass])
             for member in self._optimizers.members:
                 member.check_loadable()
             if self._stream_metrics is not None:

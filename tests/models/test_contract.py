@@ -8,7 +8,7 @@ from doubles import SGD, XY, Affine, run
 from torch import nn
 
 from emrun import AbstractHook, TorchModel
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, StreamError
 
 BATCHES = [*XY, *XY]
 
@@ -116,6 +116,46 @@ def test_arguments_of_ones_own_and_an_optimizer_of_ones_own():
     assert list(model.own_optimizers) == ["optimizer"]
 
 
+class Early(TorchModel):
+    """Sets attributes before and after those of the base class."""
+
+    def __init__(self, module, device="cpu", **kwargs):
+        self.module = module
+        self.device = device
+        super().__init__(self.module, device=self.device, **kwargs)
+        self.device = torch.device(device)
+
+
+def test_module_and_device_may_be_set_in_a_constructor():
+    model, weight = trained(Early)
+    assert weight == trained(TorchModel)[1]
+    assert "module" not in vars(model)
+
+
+def test_a_train_step_that_is_set_on_an_object_replaces_the_method():
+    class Counts(TorchModel):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.calls = 0
+            self.train_step = self.counted
+
+        def counted(self, inputs):
+            self.calls += 1
+            return super().train_step(inputs)
+
+    model, weight = trained(Counts)
+    assert (model.calls, weight) == (len(BATCHES), trained(TorchModel)[1])
+
+
+def test_an_optimizer_that_is_removed_in_the_training_is_missed():
+    class Remove(AbstractHook):
+        def after_update(self, model):
+            model.optimizer = None
+
+    with pytest.raises(ArgumentError, match="training needs an optimizer"):
+        trained(TorchModel, Remove())
+
+
 def test_step_outputs_that_a_train_step_sets_are_what_hooks_get():
     class Shows(ByHand):
         def train_step(self, inputs):
@@ -208,6 +248,36 @@ def test_the_first_window_of_a_train_step_is_watched():
 
     with pytest.raises(ArgumentError, match=r"Forgets.train_step has made no update in its first batch"):
         trained(Forgets)
+
+
+@pytest.mark.parametrize(("asks", "what"), [(False, "no update"), (True, "updates without gradients")])
+def test_the_first_window_is_watched_with_an_update_of_ones_own_too(asks, what):
+    class Own(TorchModel):
+        def train_step(self, inputs):
+            if asks:
+                self.update(self.optimizer)
+            return self.forward(inputs)
+
+        def update(self, optimizer, closure=None):
+            optimizer.step()
+
+    with pytest.raises(ArgumentError, match=rf"Own.train_step has made {what} in its first batch"):
+        trained(Own)
+
+
+def test_an_update_is_forgotten_before_a_batch_that_fails_early():
+    model, _ = trained(TorchModel, micro_batch_size=1)
+    assert model.has_updated
+    with pytest.raises(StreamError):
+        model.run({**XY[0], "y": XY[0]["y"][:1]}, True, "train")
+    assert not model.has_updated
+
+
+def test_parts_of_batches_run_a_module_that_is_replaced():
+    model, _ = trained(TorchModel, micro_batch_size="auto")
+    other = Affine()
+    model.module = other
+    assert model._micro_batches._forward_pass.module is other
 
 
 def test_a_module_that_is_replaced_runs_from_then_on():

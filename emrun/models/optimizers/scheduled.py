@@ -109,6 +109,8 @@ class ScheduledOptimizer:
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take an optimizer, which gets the mode of evaluations if it has modes."""
         self.optimizer = optimizer
+        if optimizer is None:
+            self.bare_step = None
         self.has_modes = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
         """Whether the optimizer has other weights for evaluations."""
         self.is_training = False

@@ -89,6 +89,7 @@ class AccumulatedStep(TrainingStep):
 
     def begin_parts(self, joined: Joined) -> None:
         """Begin with the parts of a batch, whose outputs are joined."""
+        self.updater.forget()
         self.minimised = None
         self._joined = joined
         self._looks = True

@@ -32,7 +32,6 @@ class FirstWindow:
         batches: the number of batches of a window.
         optimizers: returns name -> optimizer, also those that are attributes of the subclass.
         check_weights: called before an update; raises an error if a resume could not load the weights.
-        sees_updates: whether each update is noted here: the subclass has no `update` of its own.
     """
 
     def __init__(
@@ -41,15 +40,13 @@ class FirstWindow:
         batches: int,
         optimizers: Callable[[], Mapping[str, Optimizer]],
         check_weights: Callable[[], None],
-        *,
-        sees_updates: bool,
     ) -> None:
         self._name = name
         self._batches = batches
         self._optimizers = optimizers
         self._check_weights = check_weights
-        self._sees_updates = sees_updates
         self._left = batches
+        self._is_over = False
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
@@ -71,7 +68,7 @@ class FirstWindow:
             raise ArgumentError("class", message)
         self._left -= 1
         has_trained = self._asked and self._has_gradients
-        if self._sees_updates and not has_trained and self._left <= 0 and self._optimizers():
+        if not has_trained and self._left <= 0 and self._optimizers():
             window = "batch" if self._batches == 1 else f"{self._batches} batches"
             what = "updates without gradients" if self._asked else "no update"
             raise ArgumentError(
@@ -80,7 +77,15 @@ class FirstWindow:
                 "optimizer.step(), after self.backward(loss), or set model.accumulate to the number of batches of an "
                 "update",
             )
-        return has_trained or self._left <= 0
+        self._is_over = has_trained or self._left <= 0
+        return self._is_over
+
+    def watched(self, update: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Call an `update` of the subclass, which may make the update by itself."""
+        if not self._is_over:
+            found = self._optimizers().get(optimizer) if isinstance(optimizer, str) else optimizer
+            self.note_update(found, has_closure=bool(args or kwargs))
+        update(optimizer, *args, **kwargs)
 
     def note_update(self, optimizer: Any, *, has_closure: bool) -> None:
         """Look at an update before it is made; warn of gradients from both sides of the update of another optimizer."""
@@ -117,10 +122,14 @@ class Manual:
     def __init__(
         self, train_step: Callable[[Tensors], Values], autocast: Autocast | None, first_window: FirstWindow | None
     ) -> None:
-        self._call = train_step if autocast is None else partial(autocast.call, train_step)
         self._autocast = autocast
+        self.replace(train_step)
         self._first_window = first_window
         self._asked: set[ScheduledOptimizer] = set()  # those whose update the current part has asked for
+
+    def replace(self, train_step: Callable[[Tensors], Values]) -> None:
+        """Call another function from now on."""
+        self._call = train_step if self._autocast is None else partial(self._autocast.call, train_step)
 
     def __call__(self, inputs: Tensors) -> Values:
         """Call `train_step` with the tensors of a batch, or of a part of one."""

@@ -15,6 +15,7 @@ from emrun.base.encoding import random_state, set_random_state
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Values
 from emrun.base.wording import did_you_mean
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import copied_buffers, restore_buffers
 from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.size_search import ADVICE, free, is_out_of_memory
@@ -31,8 +32,7 @@ class MicroBatches:
     Args:
         step: the step, which gets each part.
         size: the largest number of examples of a part; `auto` to find it with the first batches.
-        module: the module, whose buffers a repeated batch must not change.
-        device: the device of the module.
+        forward_pass: has the module, whose buffers a repeated batch must not change.
         note_size: called with a size that was found.
 
     Raises:
@@ -43,16 +43,14 @@ class MicroBatches:
         self,
         step: AccumulatedStep,
         size: int | Literal["auto"],
-        module: torch.nn.Module,
-        device: torch.device,
+        forward_pass: ForwardPass,
         note_size: Callable[[int], None],
     ) -> None:
         if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
             raise ArgumentError("micro_batch_size", message)
         self._step = step
-        self._module = module
-        self._device = device
+        self._forward_pass = forward_pass
         self._note_size = note_size
         self.size: int | None = None if size == "auto" else size
         """The largest number of examples of a part; None as long as it is not known."""
@@ -95,7 +93,9 @@ class MicroBatches:
         """
         step = self._step
         before = random_state()
-        buffers = copied_buffers(self._module)
+        module = self._forward_pass.module
+        device = self._forward_pass.device
+        buffers = copied_buffers(module)
         known = self.size
         size = known or rows_in(batch)
         while True:
@@ -107,15 +107,15 @@ class MicroBatches:
                 if not is_out_of_memory(error) or step.updater.has_updated:
                     raise
                 if size == 1:
-                    where = "" if self._device.type == "cpu" else f" of {self._device}"
+                    where = "" if device.type == "cpu" else f" of {device}"
                     message = f"auto: not even one example fits into the memory{where} in a train step; {ADVICE}"
                     raise ArgumentError("micro_batch_size", message) from error
             # after the error, whose traceback holds tensors
             size //= 2
             step.forget()
-            free(self._device)
+            free(device)
             set_random_state(before)
-            restore_buffers(self._module, buffers)
+            restore_buffers(module, buffers)
         if size != known:
             _LOG.info("model.micro_batch_size: %d, found with a batch of %d examples", size, rows_in(batch))
             self._note_size(size)
@@ -129,7 +129,7 @@ class MicroBatches:
             return step.run(inputs, batch)
         if not self._has_warned:
             self._has_warned = True
-            _warn_of_batch_norm(self._module)
+            _warn_of_batch_norm(self._forward_pass.module)
         # the parts
         joined = Joined("micro_batch_size", "parts of batches")
         losses: list[Tensor] = []

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.gradient_sums import EXTRA
@@ -20,14 +21,14 @@ class ShardedSums(RankSums):
     """What ranks exchange in a step of a sharded model.
 
     Args:
-        module: the module.
+        forward_pass: has the module.
         ranks: the ranks.
         sharding: knows which parameters have got a gradient.
         carries_loss: whether the sums of an update also have the loss: if a window has one part.
     """
 
-    def __init__(self, module: torch.nn.Module, ranks: Ranks, sharding: Sharding, *, carries_loss: bool) -> None:
-        super().__init__(module, ranks, carries_loss=carries_loss, sends=False, exchanges=True)
+    def __init__(self, forward_pass: ForwardPass, ranks: Ranks, sharding: Sharding, *, carries_loss: bool) -> None:
+        super().__init__(forward_pass, ranks, carries_loss=carries_loss, sends=False, exchanges=True)
         self._sharding = sharding
 
     def clear(self) -> None:
@@ -36,7 +37,7 @@ class ShardedSums(RankSums):
 
     def new(self, optimizer: torch.optim.Optimizer) -> ShardSums:
         """Return new sums of the gradients of an optimizer."""
-        names = names_of(self.module)
+        names = names_of(self.forward_pass.module)
         parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
         return ShardSums(parameters, self.ranks, self._sharding.given)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from emrun.base.types import Batch, Values
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors, in_mode
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.optimizers.scheduled import ScheduledOptimizer
@@ -28,7 +29,7 @@ class RankSums:
     """What ranks exchange in a step: the sums of the gradients of each optimizer, and the mean of their losses.
 
     Args:
-        module: the module, which a rank without rows runs in evaluation mode.
+        forward_pass: has the module, which a rank without rows runs in evaluation mode.
         ranks: the ranks.
         carries_loss: whether the sums of an update also have the loss: if a window has one part.
         sends: whether the gradients of the only optimizer may be sent while others are calculated: several optimizers,
@@ -37,9 +38,9 @@ class RankSums:
     """
 
     def __init__(
-        self, module: torch.nn.Module, ranks: Ranks, *, carries_loss: bool, sends: bool, exchanges: bool
+        self, forward_pass: ForwardPass, ranks: Ranks, *, carries_loss: bool, sends: bool, exchanges: bool
     ) -> None:
-        self.module = module
+        self.forward_pass = forward_pass
         self.ranks = ranks
         self.carries_loss = carries_loss
         self.exchanges = exchanges
@@ -110,7 +111,7 @@ class SummedStep(AccumulatedStep):
         """Train on the rows of this rank."""
         if self._sums.exchanges or rows_in(batch):
             return super().run(inputs, batch)
-        with in_mode(self._sums.module, train=False):  # no statistics of a row that counts nothing
+        with in_mode(self._sums.forward_pass.module, train=False):  # no statistics of a row that counts nothing
             return super().run(inputs, batch)
 
     def add(self, loss: Tensor, of: Parameters = None) -> None:
@@ -164,13 +165,13 @@ class SummedBatchStep(SummedStep):
 
     def run(self, inputs: Tensors, batch: Batch) -> Values:
         """Train on the rows of this rank."""
-        rows = prepare_to_gather(batch)
         self.updater.clear_known()
+        rows = prepare_to_gather(batch)
         self.weight = float(rows)
         if rows or self._sums.exchanges:
             outputs = self._train(inputs)
         else:
-            with in_mode(self._sums.module, train=False):  # no statistics of a row that counts nothing
+            with in_mode(self._sums.forward_pass.module, train=False):  # no statistics of a row that counts nothing
                 outputs = self._train(inputs)
         if self.updater.scheduled:
             self.updater.step_schedules()

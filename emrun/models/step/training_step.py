@@ -144,6 +144,13 @@ class TrainingStep(ABC):
         self.outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
+    def replace(self, train: Callable[[Tensors], Values]) -> None:
+        """Train on each batch or part by another function, which an object has in place of its `train_step`."""
+        if self._manual is None:
+            self._train = train
+        else:
+            self._manual.replace(train)
+
     def show(self, outputs: Values | None) -> None:
         """Take what hooks get as `step_outputs`."""
         self.outputs = outputs

@@ -241,3 +241,4 @@ class Updater:
             _LOG.warning(text, few([f"the optimizer {name!r}" for name in late]), late[0])
         for member in members:
             member.end_epoch(epoch_data)
+        self._foreign = {}  # those that a subclass has made for a few steps
