@@ -323,9 +323,8 @@ class TorchModel(ModuleModel):
                     self.iterations_per_update,
                     self._all_optimizers,
                     self._loadable.check,
+                    sees_updates=own.update is TorchModel.update,
                 )
-                if own.update is not TorchModel.update:
-                    self.update = partial(first_window.watched, self.update)  # type: ignore[method-assign]
             manual = Manual(self.train_step, self._forward_pass.autocast, first_window)
         if manual is None and own.backward is TorchModel.backward:
             return Calls(self._forward)

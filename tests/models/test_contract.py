@@ -250,8 +250,8 @@ def test_the_first_window_of_a_train_step_is_watched():
         trained(Forgets)
 
 
-@pytest.mark.parametrize(("asks", "what"), [(False, "no update"), (True, "updates without gradients")])
-def test_the_first_window_is_watched_with_an_update_of_ones_own_too(asks, what):
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_first_window_is_watched_with_an_update_of_ones_own_too(asks):
     class Own(TorchModel):
         def train_step(self, inputs):
             if asks:
@@ -261,7 +261,7 @@ def test_the_first_window_is_watched_with_an_update_of_ones_own_too(asks, what):
         def update(self, optimizer, closure=None):
             optimizer.step()
 
-    with pytest.raises(ArgumentError, match=rf"Own.train_step has made {what} in its first batch"):
+    with pytest.raises(ArgumentError, match=r"Own.train_step has made no update in its first batch"):
         trained(Own)
 
 

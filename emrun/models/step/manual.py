@@ -32,6 +32,8 @@ class FirstWindow:
         batches: the number of batches of a window.
         optimizers: returns name -> optimizer, also those that are attributes of the subclass.
         check_weights: called before an update; raises an error if a resume could not load the weights.
+        sees_updates: whether each update is noted here: the subclass has no `update` of its own, which may make the
+            update by itself.
     """
 
     def __init__(
@@ -40,13 +42,16 @@ class FirstWindow:
         batches: int,
         optimizers: Callable[[], Mapping[str, Optimizer]],
         check_weights: Callable[[], None],
+        *,
+        sees_updates: bool,
     ) -> None:
         self._name = name
         self._batches = batches
         self._optimizers = optimizers
         self._check_weights = check_weights
+        self._sees_updates = sees_updates
+        self._versions: dict[Tensor, int] | None = None  # of parameters at the beginning, if updates are not seen
         self._left = batches
-        self._is_over = False
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
@@ -54,6 +59,9 @@ class FirstWindow:
     def begin(self) -> None:
         """Begin with a batch, or with a part of one."""
         self._held = {}
+        if not self._sees_updates and self._versions is None:
+            trained = [each for optimizer in self._optimizers().values() for each in parameters_of(optimizer)]
+            self._versions = {parameter: parameter._version for parameter in trained}
 
     def end(self, outputs: Any) -> bool:
         """End a batch, or a part of one; return whether the window is over.
@@ -67,7 +75,9 @@ class FirstWindow:
             message = f"{self._name} returned {what}; end it with `return outputs`, a mapping of names"
             raise ArgumentError("class", message)
         self._left -= 1
-        has_trained = self._asked and self._has_gradients
+        versions = self._versions or {}
+        has_changed = any(parameter._version != version for parameter, version in versions.items())
+        has_trained = has_changed or (self._asked and self._has_gradients)
         if not has_trained and self._left <= 0 and self._optimizers():
             window = "batch" if self._batches == 1 else f"{self._batches} batches"
             what = "updates without gradients" if self._asked else "no update"
@@ -77,15 +87,7 @@ class FirstWindow:
                 "optimizer.step(), after self.backward(loss), or set model.accumulate to the number of batches of an "
                 "update",
             )
-        self._is_over = has_trained or self._left <= 0
-        return self._is_over
-
-    def watched(self, update: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Call an `update` of the subclass, which may make the update by itself."""
-        if not self._is_over:
-            found = self._optimizers().get(optimizer) if isinstance(optimizer, str) else optimizer
-            self.note_update(found, has_closure=bool(args or kwargs))
-        update(optimizer, *args, **kwargs)
+        return has_trained or self._left <= 0
 
     def note_update(self, optimizer: Any, *, has_closure: bool) -> None:
         """Look at an update before it is made; warn of gradients from both sides of the update of another optimizer."""
