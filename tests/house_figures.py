@@ -37,7 +37,7 @@ NAMES = {
     "commands": 21,
     "options": 128,
     "keys of main_loop": 23,
-    "keys of model": 17,
+    "keys of model": 18,
     "hooks": 41,
     "datasets": 11,
 }
