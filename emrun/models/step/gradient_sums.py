@@ -22,6 +22,7 @@ _LEAST = 2**20  # a smaller message takes as long
 _PARTS = 4  # buckets of a small model
 EXTRA = 3
 """Numbers before the flags of gradients: the weight, the loss times the weight, the number of rows."""
+EMPTY = "the batch is empty on all ranks (see main_loop.on_empty_batch)"
 _is_trained = attrgetter("requires_grad")
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
 
@@ -166,7 +167,7 @@ class GradientSums:
         total = divisor = extra[0]
         if not is_number:
             if weight.__class__ is float and not extra[2]:  # this waits for the device, on ranks without rows
-                raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
+                raise StreamError(EMPTY)
             divisor = total.where(total != 0, 1)  # of gradients that are 0, it is 1
         torch._foreach_div_(layout.sums, divisor)
         if are_there.__class__ is Tensor:  # another rank may have a gradient where this one has none

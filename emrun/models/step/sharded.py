@@ -9,7 +9,7 @@ from emrun.base.errors import StreamError
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.models.sharding import Sharding
-from emrun.models.step.gradient_sums import EXTRA
+from emrun.models.step.gradient_sums import EMPTY, EXTRA
 from emrun.models.step.summed import RankSums, SummedStep
 from emrun.models.step.training_step import Parameters, backward
 from emrun.ranks.group import Ranks
@@ -93,7 +93,7 @@ class ShardSums:
         extra[EXTRA:] = torch.tensor(is_given)
         self._ranks.add_up(extra)
         if not has_rows and not extra[2]:  # this waits for the device, on ranks without rows
-            raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
+            raise StreamError(EMPTY)
         if not all(is_given):
             for parameter, flag in zip(self._parameters.values(), extra[EXTRA:].tolist(), strict=True):
                 if not flag:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from emrun.base.errors import StreamError
 from emrun.base.types import Batch, Values
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors, in_mode
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.accumulated import AccumulatedStep
-from emrun.models.step.gradient_sums import GradientSums
+from emrun.models.step.gradient_sums import EMPTY, GradientSums
 from emrun.models.step.single import refuse_closure
 from emrun.models.step.training_step import Calls, Parameters, backward
 from emrun.models.step.updater import Closure, Updater
@@ -77,10 +78,17 @@ class RankSums:
         return GradientSums(parameters_of(optimizer), self.ranks)
 
     def mean(self, loss: Tensor, weight: float | Tensor) -> Tensor:
-        """Return the mean of the losses of all ranks, of shape (); all ranks call this."""
+        """Return the mean of the losses of all ranks, of shape (); all ranks call this.
+
+        Raises:
+            StreamError: no rank has an example.
+        """
         own_weight = torch.as_tensor(weight).to(loss)
-        sums = torch.stack([weighted(loss, own_weight), own_weight])
+        has_rows = weight.__class__ is Tensor or weight > 0
+        sums = torch.stack([weighted(loss, own_weight), own_weight, torch.as_tensor(has_rows).to(loss)])
         self.ranks.add_up(sums)
+        if not has_rows and not sums[2]:  # this waits for the device, on ranks without rows
+            raise StreamError(EMPTY)
         return sums[0] / sums[1]
 
 
