@@ -83,8 +83,8 @@ class FirstWindow:
     def watched(self, update: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Call an `update` of the subclass, which may make the update by itself."""
         if not self._is_over:
-            found = self._optimizers().get(optimizer) if isinstance(optimizer, str) else optimizer
-            self.note_update(found, has_closure=bool(args or kwargs))
+            member = self._optimizers().get(optimizer) if isinstance(optimizer, str) else optimizer
+            self.note_update(member, has_closure=bool(args or kwargs))
         update(optimizer, *args, **kwargs)
 
     def note_update(self, optimizer: Any, *, has_closure: bool) -> None:
