@@ -33,7 +33,7 @@ class ModuleModel(AbstractModel):
     _set_by_init = "_stream_metrics"
 
     def __init__(self, forward_pass: ForwardPass) -> None:
-        vars(self).pop("module", None)
+        vars(self).pop("module", None)  # which a subclass has set before
         self._forward_pass = forward_pass
         self.device = forward_pass.device
         self._main_loop: Loop | None = None
