@@ -41,12 +41,14 @@ class Compilation:
 
     def __init__(self, value: object, module: Module, device: torch.device) -> None:
         if value is not True and not isinstance(value, Mapping):
-            message = f"{value!r} is neither true nor arguments of torch.compile, such as {{dynamic: true}}"
-            raise ArgumentError(_KEY, message)
+            raise ArgumentError(
+                _KEY, f"{value!r} is neither true nor arguments of torch.compile, such as {{dynamic: true}}"
+            )
         if (name := next((name for name, part in module.named_modules() if _is_compiled(part)), None)) is not None:
             where = f"{name} of {type(module).__name__}" if name else type(module).__name__
-            message = f"{where} is compiled already; give emrun the plain module, or set compile: false"
-            raise ArgumentError(_KEY, message)
+            raise ArgumentError(
+                _KEY, f"{where} is compiled already; give emrun the plain module, or set compile: false"
+            )
         self._options: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {}
         try:
             with warnings.catch_warnings():

@@ -54,8 +54,7 @@ def put(module: object, device: torch.device) -> None:
         ArgumentError: it is not a module, or has no shapes as yet.
     """
     if not isinstance(module, Module):
-        kind = type(module).__name__
-        raise ArgumentError("module", f"{kind} is not a torch.nn.Module; write module: {{class: ...}}")
+        raise ArgumentError("module", f"{type(module).__name__} is not a torch.nn.Module; write module: {{class: ...}}")
     refuse_lazy(module)
     module.to(device)
     own_memory(module)

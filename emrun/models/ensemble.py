@@ -49,8 +49,9 @@ class MadeOfRuns(ModuleModel):
         models = [model for _, model in self.members]
         devices = {str(getattr(each, "device", "cpu")) for each in models}
         if len(devices) > 1:
-            message = f"they are on {listed(sorted(devices))}; add overrides: [model.device=...] to an entry"
-            raise ArgumentError("runs", message)
+            raise ArgumentError(
+                "runs", f"they are on {listed(sorted(devices))}; add overrides: [model.device=...] to an entry"
+            )
         modules = torch.nn.ModuleList([each.module for each in models if isinstance(each, ModuleModel)])
         device = find_device(devices.pop())
         put(modules, device)

@@ -83,14 +83,16 @@ class InputNames:
             unknown = [name for name in inputs if name not in named and not takes_any]
             beside = [name for name in unknown if sources[name][0] == name and sources[name][1] and name in others]
             if unknown := [name for name in unknown if name not in beside]:
-                message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
-                raise ArgumentError("inputs", message)
+                raise ArgumentError(
+                    "inputs", f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
+                )
             forms: dict[str, SourceForm | None] = {}
             for name, form in sources.values():
                 if forms.setdefault(name, form) != form:
                     keys = " or ".join(("dtypes", *KEYS, "stack"))
-                    message = f"source {name!r} cannot have two {keys}; give all its parameters the same"
-                    raise ArgumentError("inputs", message)
+                    raise ArgumentError(
+                        "inputs", f"source {name!r} cannot have two {keys}; give all its parameters the same"
+                    )
             passed = {parameter: name for parameter, (name, _) in sources.items() if parameter not in beside}
             return cls(named=passed, forms={name: form for name, form in forms.items() if form is not None})
         check_names("inputs", inputs)
@@ -245,9 +247,10 @@ class Inputs:
         try:
             tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            message = f"source {name + part!r} cannot become a tensor: {str(error).splitlines()[0]}"
-            advice = "the dataset must yield numbers of equal shape, or set {stack: false} in `inputs` to pass a list"
-            raise StreamError(f"{message}; {advice}") from error
+            raise StreamError(
+                f"source {name + part!r} cannot become a tensor: {str(error).splitlines()[0]}; "
+                "the dataset must yield numbers of equal shape, or set {stack: false} in `inputs` to pass a list"
+            ) from error
         form = self._names.forms.get(name)
         dtype = tensor.dtype
         if isinstance(form, torch.dtype):
@@ -286,8 +289,10 @@ class Inputs:
             try:
                 found.append(changed(entry, self._moved))
             except Exception as error:
-                message = f"source {name!r}: entry {len(found)}, a {type(entry).__name__}, cannot be moved to"
-                raise StreamError(f"{message} {self._device}: {reason_of(error)}") from error
+                raise StreamError(
+                    f"source {name!r}: entry {len(found)}, a {type(entry).__name__}, cannot be moved to"
+                    f" {self._device}: {reason_of(error)}"
+                ) from error
         return found
 
     def _moved(self, value: Any) -> Any:
@@ -360,15 +365,19 @@ def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:
     check_flag(f"inputs.{parameter}.stack", stack)
     if not stack:
         if beside := [key for key in entry if key not in ("source", "stack")]:
-            message = f"{parameter}: {beside[0]} cannot be used with `stack: false`, which passes a list as it is"
-            raise ArgumentError("inputs", message)
+            raise ArgumentError(
+                "inputs", f"{parameter}: {beside[0]} cannot be used with `stack: false`, which passes a list as it is"
+            )
         return source, "list"
     if isinstance(dtype, str) and dtype != "keep":
         dtype = getattr(torch, dtype, dtype)
     if "dtype" in entry and dtype != "keep" and not isinstance(dtype, torch.dtype):
         known = [name for name, each in vars(torch).items() if isinstance(each, torch.dtype)]
-        message = f"{parameter}: dtype {dtype!r} is neither keep nor a dtype of torch, such as uint8"
-        raise ArgumentError("inputs", f"{message}{did_you_mean(str(dtype), known)}")
+        raise ArgumentError(
+            "inputs",
+            f"{parameter}: dtype {dtype!r} is neither keep nor a dtype of torch, such as uint8"
+            f"{did_you_mean(str(dtype), known)}",
+        )
     return source, Scaling.read(parameter, entry, dtype) or dtype
 
 
@@ -411,8 +420,10 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return found
     is_wrong = before.isfinite() & ~after.isfinite() if is_float else before.double() != after.double()
     if is_wrong.any():
-        shown = f"source {name!r} has {before[is_wrong][0].item()}, which {str(dtype).removeprefix('torch.')}"
-        raise StreamError(f"{shown} cannot hold; change it in the dataset, or set {{dtype: keep}} in `inputs`")
+        raise StreamError(
+            f"source {name!r} has {before[is_wrong][0].item()}, which {str(dtype).removeprefix('torch.')}"
+            f" cannot hold; change it in the dataset, or set {{dtype: keep}} in `inputs`"
+        )
     return found
 
 

@@ -41,11 +41,11 @@ class MemoryFormat:
         """
         found = [each for each in (*module.parameters(), *module.buffers()) if each.dim() == self._rank]
         if not found:
-            kind = f"{self._rank - 2}d"
-            message = (
-                f"no parameter of {type(module).__name__} has {self._rank} dimensions, as those of Conv{kind} have"
+            raise ArgumentError(
+                "memory_format",
+                f"{self._name} has no effect: no parameter of {type(module).__name__} has {self._rank} dimensions, "
+                f"as those of Conv{self._rank - 2}d have; remove it",
             )
-            raise ArgumentError("memory_format", f"{self._name} has no effect: {message}; remove it")
         for each in found:
             each.data = each.data.contiguous(memory_format=self._format)
 

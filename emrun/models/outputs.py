@@ -168,8 +168,11 @@ class Outputs:
                 continue
             made[name] = calculation(outputs, inputs)
             if name in outputs:
-                twice = listed([each for each in calculations if each in outputs])
-                raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
+                raise ArgumentError(
+                    argument,
+                    f"there is an output {listed([each for each in calculations if each in outputs])} already; "
+                    "rename one of the two",
+                )
         outputs.update(made)
 
     def _lacks(self, calculation: Calculation, there: Values) -> bool:
@@ -188,16 +191,19 @@ class Outputs:
             missing = [name for name in names if name not in returned]
             if missing:
                 hint = "".join(did_you_mean(name, returned) for name in missing)
-                message = f"forward returns no {listed(missing)}{hint} (it returns {listed(list(returned))})"
-                raise ArgumentError("outputs", message)
+                raise ArgumentError(
+                    "outputs", f"forward returns no {listed(missing)}{hint} (it returns {listed(list(returned))})"
+                )
             return {name: returned[name] for name in names}
         if names is None:
-            message = f"forward returns {type(returned).__name__}, not a mapping; name its values, e.g. [logits]"
-            raise ArgumentError("outputs", message)
+            raise ArgumentError(
+                "outputs", f"forward returns {type(returned).__name__}, not a mapping; name its values, e.g. [logits]"
+            )
         values = returned if isinstance(returned, tuple | list) else (returned,)
         if len(values) != len(names):
-            message = f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
-            raise ArgumentError("outputs", message)
+            raise ArgumentError(
+                "outputs", f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
+            )
         return dict(zip(names, values, strict=True))
 
 
@@ -281,11 +287,10 @@ class Calculation:
         with _Together(tensors) as together:
             found = call(*arguments)
         if together.is_found and all(each.shape != whole for each in tensors):
-            one = tuple(tensors[0].shape)
-            other = tuple(tensors[1].shape)
             raise ArgumentError(
                 self.key,
-                f"{self.inputs[0]!r} is {one} and {self.inputs[1]!r} is {other}: the loss would compare each with "
+                f"{self.inputs[0]!r} is {tuple(tensors[0].shape)} and {self.inputs[1]!r} is "
+                f"{tuple(tensors[1].shape)}: the loss would compare each with "
                 f"each, {tuple(whole)}; give both one shape, as by .squeeze(1) in forward; if each with each is meant, "
                 "make such shapes from inputs of one shape in a loss of your own",
             )
@@ -301,9 +306,11 @@ class Calculation:
             arguments = self._values({**inputs, **outputs})
         except KeyError as error:
             there = [*outputs, *inputs]
-            message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
-            hint = did_you_mean(str(error.args[0]), there)
-            raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
+            raise StreamError(
+                f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
+                f"{did_you_mean(str(error.args[0]), there)} (there is {listed(there)})",
+                first_batch=True,
+            ) from None
         try:
             return self._call(*arguments)
         except Exception as error:
@@ -383,10 +390,16 @@ def mean_loss(outputs: Values) -> Tensor:
     if isinstance(loss, Tensor):
         return mean(loss, loss_weights(outputs))
     if "loss" in outputs:
-        message = f"the output 'loss' is not a tensor, but {loss!r:.40}: forward must return a tensor with gradients"
-        raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
-    message = f"there is no output 'loss' (there is {listed(list(outputs))}); return a tensor 'loss' from forward"
-    raise StreamError(f"{message}, or set model.loss", first_batch=True)
+        raise StreamError(
+            f"the output 'loss' is not a tensor, but {loss!r:.40}: forward must return a tensor with gradients"
+            ", without .item(), float() or .numpy()",
+            first_batch=True,
+        )
+    raise StreamError(
+        f"there is no output 'loss' (there is {listed(list(outputs))}); return a tensor 'loss' from forward"
+        ", or set model.loss",
+        first_batch=True,
+    )
 
 
 def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
@@ -407,9 +420,9 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
         return loss.mean()
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
     if weights.shape != per_example.shape:
-        message = (
+        raise StreamError(
             f"output 'loss_weight' or 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
+            ": it must have one number per example"
         )
-        raise StreamError(f"{message}: it must have one number per example")
     mean: Tensor = weighted(per_example, weights).sum() / weights.sum()
     return mean

@@ -51,14 +51,16 @@ class Autocast:
                 pass
         except (RuntimeError, UserWarning) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            message = f"{precision} cannot be used on the device {str(device)!r}: {reason}; use 32"
-            raise ArgumentError("precision", message) from error
+            raise ArgumentError(
+                "precision", f"{precision} cannot be used on the device {str(device)!r}: {reason}; use 32"
+            ) from error
         floats = [each.dtype for each in module.parameters() if each.is_floating_point()]
         refused = torch.float16 if precision == "fp16" else torch.float64
         if refused in floats or (floats and floats[0] is torch.float64):
             shown = str(refused if refused in floats else floats[0]).removeprefix("torch.")
-            message = f"{precision} needs a module with weights of float32, but it has parameters of {shown}"
-            raise ArgumentError("precision", message)
+            raise ArgumentError(
+                "precision", f"{precision} needs a module with weights of float32, but it has parameters of {shown}"
+            )
         return cls(dtype, device)
 
     def on(self) -> AbstractContextManager[Any]:

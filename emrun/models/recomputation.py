@@ -112,8 +112,11 @@ def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
     if not is_checked:
         now = _buffers(self)
         for name in [name for name in now if now[name] != before.get(name)]:
-            message = f"the forward of {type(self).__name__} changes its buffer {name!r}, and would change it once more"
-            raise ArgumentError(_KEY, f"{message} when it is computed again; match parts without it")
+            raise ArgumentError(
+                _KEY,
+                f"the forward of {type(self).__name__} changes its buffer {name!r}, and would change it once more"
+                " when it is computed again; match parts without it",
+            )
         self.__dict__[_IS_CHECKED] = True
     return outputs
 

@@ -41,8 +41,11 @@ class Scaling:
         if not steps:
             return None
         if dtype is not None and not getattr(dtype, "is_floating_point", False):
-            message = f"{parameter}: {steps[0][0]} gives floating-point numbers; leave out dtype, or write for example"
-            raise ArgumentError("inputs", f"{message} float16")
+            raise ArgumentError(
+                "inputs",
+                f"{parameter}: {steps[0][0]} gives floating-point numbers; leave out dtype, or write for example"
+                " float16",
+            )
         return cls(steps, dtype)
 
     def of(self, name: str, source: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,8 +59,10 @@ class Scaling:
             by: Tensor | float = values[0]
             if len(values) > 1:
                 if found.dim() < 2 or found.shape[1] != len(values):
-                    has = f"a source of shape {tuple(found.shape)}, whose second axis is that of the channels"
-                    raise StreamError(f"model.inputs: {key} has {len(values)} values, but {name!r} is {has}")
+                    raise StreamError(
+                        f"model.inputs: {key} has {len(values)} values, but {name!r} is "
+                        f"a source of shape {tuple(found.shape)}, whose second axis is that of the channels"
+                    )
                 by = _along_channels(values, found.device, found.dim())
             found = found.sub_(by) if key == "mean" else found.div_(by)
         return found.to(self.dtype or dtype)

@@ -112,8 +112,11 @@ class Sharding:
                     raise ArgumentError(KEY, f"{name!r} cannot be sharded: it is {what}")
                 dtype, other = dtypes.setdefault(owner, (parameter.dtype, name))
                 if dtype != parameter.dtype:
-                    both = f"{other!r} is {dtype}, but {name!r} is {parameter.dtype}"
-                    raise ArgumentError(KEY, f"{both}: a shard has parameters of one dtype; match a part with one only")
+                    raise ArgumentError(
+                        KEY,
+                        f"{other!r} is {dtype}, but {name!r} is {parameter.dtype}"
+                        ": a shard has parameters of one dtype; match a part with one only",
+                    )
             for key, child in part.named_children():
                 look(child, f"{path}{key}.", owner)
 
@@ -127,8 +130,9 @@ class Sharding:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-            message = f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
-            raise ArgumentError(KEY, message)
+            raise ArgumentError(
+                KEY, f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
+            )
         broadcast(tensors_of(module), ranks)
         mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:

@@ -43,8 +43,7 @@ class StreamMetrics:
         self._states: dict[str, ObjectState] = {}
         for name, each in calculations.items():
             if ranks().several and not hasattr(each.metric, "sync_context"):
-                message = "several ranks need a metric of torchmetrics, which adds up over ranks"
-                raise ArgumentError(each.key, message)
+                raise ArgumentError(each.key, "several ranks need a metric of torchmetrics, which adds up over ranks")
             self._states[name] = ObjectState(each.key, each.metric, device)
         self._outside: dict[str, list[Tensor]] = {  # whether the values of each update are not all in [0, 1]
             name: [] for name, each in calculations.items() if _looks_at_range(each.metric)

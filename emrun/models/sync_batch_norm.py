@@ -58,9 +58,10 @@ class SynchronisedBatchNorm:
             raise ArgumentError(_KEY, f"{type(module).__name__} has no BatchNorm; remove the key")
         for name, part in found.items():
             if "forward" in part.__dict__ or type(part).forward is not _BatchNorm.forward:
-                kind = type(part).__name__
                 raise ArgumentError(
-                    _KEY, f"{name or 'the module'} is a {kind} with its own forward, which cannot be synchronised"
+                    _KEY,
+                    f"{name or 'the module'} is a {type(part).__name__} with its own forward, "
+                    "which cannot be synchronised",
                 )
         self._parts = list(found.values()) if ranks().several else []
         for part in self._parts:

@@ -275,15 +275,18 @@ class TorchModel(ModuleModel):
         """
         own = type(self)
         if micro_batch_size is not None and (sync_batch_norm or strategy is not None):
-            message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
-            raise ArgumentError("sync_batch_norm" if sync_batch_norm else "strategy", message)
+            raise ArgumentError(
+                "sync_batch_norm" if sync_batch_norm else "strategy",
+                "cannot be used with micro_batch_size, which runs each rank on another number of parts",
+            )
         if strategy is None:
             return
         if self.trains_itself:
             raise ArgumentError("strategy", f"cannot be used with a train_step or an update of {own.__name__} yet")
         if any(getattr(own, name) is not getattr(TorchModel, name) for name in ("save", "stage", "load")):
-            message = f"cannot be used with a save or a load of {own.__name__} yet; remove one of them"
-            raise ArgumentError("strategy", message)
+            raise ArgumentError(
+                "strategy", f"cannot be used with a save or a load of {own.__name__} yet; remove one of them"
+            )
 
     def _sharded(self, strategy: object) -> Sharding:
         """Divide the module among the ranks.
@@ -292,8 +295,10 @@ class TorchModel(ModuleModel):
             ArgumentError: something else is asked for that does not work with `strategy` yet; see also `Sharding`.
         """
         if self._synchronised is None and (norm := next(iter(batch_norms(self.module)), None)) is not None:
-            message = f"{norm or 'the module'} (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm"
-            raise ArgumentError("strategy", message)
+            raise ArgumentError(
+                "strategy",
+                f"{norm or 'the module'} (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm",
+            )
         forward_pass = self._forward_pass
         terms = forward_pass.outputs.terms.values()
         with_module = next((term.key for term in terms if term.takes_module), None)

@@ -29,16 +29,17 @@ class Units:
         for output, source in given.items():
             scale = scale_of(source)
             if scale is None:
-                message = f"the dataset has not scaled {source!r}; add it to dataset.normalize, or leave {output!r} out"
-                raise ArgumentError(f"units.{output}", message)
+                raise ArgumentError(
+                    f"units.{output}",
+                    f"the dataset has not scaled {source!r}; add it to dataset.normalize, or leave {output!r} out",
+                )
             self._scales[output] = source, scale
 
     def apply(self, outputs: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         """Change outputs, after losses, to the unit of the data, and add the sources in this unit."""
         for output, (source, scale) in self._scales.items():
             if output not in outputs:
-                there = listed([*outputs])
-                raise ArgumentError(f"units.{output}", f"there is no output {output!r} (there is {there})")
+                raise ArgumentError(f"units.{output}", f"there is no output {output!r} (there is {listed([*outputs])})")
             outputs[output] = _unscaled(outputs[output], scale)
             if source in inputs:
                 outputs[source] = _unscaled(inputs[source], scale)

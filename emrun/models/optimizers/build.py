@@ -50,8 +50,7 @@ def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimi
         raise ArgumentError(f"{key}.no_decay", f"{kind} has no argument weight_decay; remove no_decay")
     unknown = [name for group in groups for name in group if name != "params" and name not in defaults]
     if unknown and defaults:
-        allowed = listed(sorted(defaults))
-        raise ArgumentError(f"{key}.groups", f"unknown argument {unknown[0]!r}; allowed: {allowed}")
+        raise ArgumentError(f"{key}.groups", f"unknown argument {unknown[0]!r}; allowed: {listed(sorted(defaults))}")
     # values that torch does not look at
     for group in optimizer.param_groups:
         if group.get("capturable") and any(parameter.device.type == "cpu" for parameter in group["params"]):

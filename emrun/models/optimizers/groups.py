@@ -73,8 +73,10 @@ def _once(parameters: Named) -> list[Parameter]:
 def _configured(parameters: Named, entries: object, key: str) -> list[Group]:
     """Return the groups that a config lists."""
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) and "match" in entry for entry in entries):
-        either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
-        raise ArgumentError(key, f"{entries!r} is {either}")
+        raise ArgumentError(
+            key,
+            f"{entries!r} is neither a list of {{match: REGEX, argument: value}} nor a callable that returns groups",
+        )
     groups: list[Group] = []
     for index, entry in enumerate(entries):
         matching = _matching(parameters, entry["match"], f"{key}[{index}].match")
@@ -90,8 +92,9 @@ def _returned(module: Module, make: Any, key: str) -> list[Group]:
     groups: list[Group] = []
     for group in returned:
         if not isinstance(group, Mapping) or "params" not in group:
-            form = "{'params': [...], 'argument': value}"
-            raise ArgumentError(key, f"returned {_described(group)} as a group, which is not {form}")
+            raise ArgumentError(
+                key, f"returned {_described(group)} as a group, which is not {{'params': [...], 'argument': value}}"
+            )
         params = group["params"]
         params = [params] if isinstance(params, torch.Tensor) else params
         parameters = [each[-1] if isinstance(each, tuple) else each for each in params]  # of named_parameters()
@@ -110,11 +113,14 @@ def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
         for parameter in group["params"]:
             place = id(parameter)
             if place not in names:
-                message = f"has {_described(parameter)}, which is not one of the parameters to train: {few(parameters)}"
-                raise ArgumentError(where, message)
+                raise ArgumentError(
+                    where,
+                    f"has {_described(parameter)}, which is not one of the parameters to train: {few(parameters)}",
+                )
             if owners.setdefault(place, index) != index:
-                message = f"has parameter {names[place]!r}, as group {owners[place]} has; it can be in one group"
-                raise ArgumentError(where, message)
+                raise ArgumentError(
+                    where, f"has parameter {names[place]!r}, as group {owners[place]} has; it can be in one group"
+                )
 
 
 def _described(value: object) -> str:

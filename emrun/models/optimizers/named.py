@@ -76,8 +76,9 @@ class Optimizers:
             ArgumentError: there is no such optimizer.
         """
         if optimizer is None:
-            several = f"name one of the optimizers: {listed(self._names)}"
-            raise ArgumentError("optimizer", several if self.only is None else NO_OPTIMIZER)
+            raise ArgumentError(
+                "optimizer", f"name one of the optimizers: {listed(self._names)}" if self.only is None else NO_OPTIMIZER
+            )
         if not isinstance(optimizer, str):
             return optimizer
         optimizers = self.optimizers
@@ -93,8 +94,9 @@ class Optimizers:
             ArgumentError: there are several, with names.
         """
         if self.only is None:
-            names = listed(self._names)
-            raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
+            raise ArgumentError(
+                "optimizer", f"the model has several optimizers ({listed(self._names)}), and none to replace"
+            )
         self.only.replace(optimizer)
         self.has_modes = self.only.has_modes
 
@@ -261,6 +263,8 @@ def check_apart(module: Module, members: Sequence[ScheduledOptimizer]) -> None:
         for parameter in parameters_of(member.optimizer):
             place = id(parameter)
             if place in owners:
-                message = f"selects parameter {names[place]!r}, which optimizer {owners[place]!r} trains"
-                raise ArgumentError(f"optimizer.{member.name}.match", message)
+                raise ArgumentError(
+                    f"optimizer.{member.name}.match",
+                    f"selects parameter {names[place]!r}, which optimizer {owners[place]!r} trains",
+                )
             owners[place] = member.name

@@ -127,8 +127,9 @@ class ScheduledOptimizer:
             first, _, rest = error.argument.partition(".")
             if first != "scheduler" or self._scheduler_key == "scheduler":
                 raise
-            key = f"{self._scheduler_key}.{rest}" if rest else self._scheduler_key
-            raise ArgumentError(key, error.message, error.fix) from error
+            raise ArgumentError(
+                f"{self._scheduler_key}.{rest}" if rest else self._scheduler_key, error.message, error.fix
+            ) from error
 
     def begin_stream(self, loop: Loop | None) -> None:
         """Prepare for the batches of a train stream.

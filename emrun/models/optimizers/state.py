@@ -153,8 +153,11 @@ def refusals(key: str, loader: Any) -> Iterator[None]:
     except (EmrunError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        refused = f"is refused by {type(loader).__name__} ({type(error).__name__}: {error})"
-        raise FieldError(key, refused, "the state of the same model, arguments and versions of packages") from error
+        raise FieldError(
+            key,
+            f"is refused by {type(loader).__name__} ({type(error).__name__}: {error})",
+            "the state of the same model, arguments and versions of packages",
+        ) from error
 
 
 def on_shapes(optimizer: Optimizer) -> Optimizer | None:

@@ -167,8 +167,9 @@ class InverseSqrt(ClosedForm):
         scale = timescale.updates(horizon)
         sqrt = math.sqrt
         if scale == 0:
-            message = f"{timescale} is less than an update, as a timescale"
-            raise ArgumentError(f"scheduler.{timescale.argument}", message)
+            raise ArgumentError(
+                f"scheduler.{timescale.argument}", f"{timescale} is less than an update, as a timescale"
+            )
         return lambda done: 1 / sqrt(1 + done / scale)
 
 
@@ -208,8 +209,10 @@ class Steps(ClosedForm):
         for index, (before, place) in enumerate(pairwise([0, *places])):
             if not before < place < end:
                 allowed = f"more than {warmup + before}" if place <= before else f"fewer than {warmup + end}"
-                message = f"{self.further_lengths[index]} is after {warmup + place} updates; it must be after {allowed}"
-                raise ArgumentError(f"scheduler.milestones[{index}]", message)
+                raise ArgumentError(
+                    f"scheduler.milestones[{index}]",
+                    f"{self.further_lengths[index]} is after {warmup + place} updates; it must be after {allowed}",
+                )
         gamma = self._gamma
         if len(places) * math.log(max(gamma, 1)) > 700:
             raise ArgumentError("scheduler.gamma", f"{gamma:g} makes the rate infinite")

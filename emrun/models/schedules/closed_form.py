@@ -94,8 +94,11 @@ class ClosedForm(ABC):
         """
         self._on_extend = on_extend
         if on_extend is not None and not self.needs_horizon:
-            message = f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend"
-            raise ArgumentError("on_extend", message, "delete")
+            raise ArgumentError(
+                "on_extend",
+                f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend",
+                "delete",
+            )
         self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         # what sets the rates
@@ -146,18 +149,22 @@ class ClosedForm(ABC):
         # a run without an end
         if total is None:
             if self.needs_horizon:
-                message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
-                raise ArgumentError("scheduler", message)
+                raise ArgumentError(
+                    "scheduler", f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
+                )
             return curves.in_phases(warmup, self.between(horizon, warmup, 0))
         # the lengths of the phases
         cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
         if warmup > total:
-            message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
-            raise ArgumentError("scheduler.warmup", message)
+            raise ArgumentError(
+                "scheduler.warmup",
+                f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer",
+            )
         if warmup + cooldown > total:
             both = f"{warmup} of warm-up and {cooldown} of cool-down" if warmup else f"{cooldown}"
-            message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
-            raise ArgumentError("scheduler.cooldown", message)
+            raise ArgumentError(
+                "scheduler.cooldown", f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
+            )
         # their rates
         end = total - cooldown
         has_milestones = total and self.further_lengths  # which are checked even if no update is left for them
@@ -175,8 +182,9 @@ class ClosedForm(ABC):
         if horizon.share is not None:
             for length in self.lengths():
                 if length.unit != "%":
-                    message = f"{length}: time ends the run; write a share such as 5%"
-                    raise ArgumentError(f"scheduler.{length.argument}", message)
+                    raise ArgumentError(
+                        f"scheduler.{length.argument}", f"{length}: time ends the run; write a share such as 5%"
+                    )
         old = self.planned
         if old is not None and horizon.updates is None:
             horizon = _horizon_of(old)

@@ -60,8 +60,9 @@ class Length:
         if whole is None:
             of = "the run" if self.unit == "%" else "a pass"
             missing = horizon.missing if self.unit == "%" else "add num_batches to the dataset, or give updates"
-            message = f"{self}, but the number of updates of {of} is not known: {missing}"
-            raise ArgumentError(f"scheduler.{self.argument}", message)
+            raise ArgumentError(
+                f"scheduler.{self.argument}", f"{self}, but the number of updates of {of} is not known: {missing}"
+            )
         return int(self.count * whole / (100 if self.unit == "%" else 1) + 0.5)
 
     @property

@@ -90,8 +90,10 @@ def rates_ahead(scheduler: Any, steps: int, unit: str) -> list[list[float]]:
         except Exception as error:  # also of the user's functions
             limited = [key for key, each in all_in(scheduler).items() if hasattr(each, "total_steps")]
             reason = (reason_of(error).strip().splitlines() or [type(error).__name__])[0]
-            message = f"{type(scheduler).__name__} makes {made} steps, but the run has {steps} {unit} (torch: {reason})"
-            raise ArgumentError(f"{limited[0]}.total_steps" if limited else "scheduler", message) from error
+            raise ArgumentError(
+                f"{limited[0]}.total_steps" if limited else "scheduler",
+                f"{type(scheduler).__name__} makes {made} steps, but the run has {steps} {unit} (torch: {reason})",
+            ) from error
         for rates_of_group, group in zip(rates, groups, strict=True):
             rates_of_group.append(float(group["lr"]))
     return rates

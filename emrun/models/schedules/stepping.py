@@ -182,8 +182,11 @@ def build_scheduler(
     # whether it steps then
     if isinstance(scheduler, ClosedForm):
         for name in options:
-            message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
-            raise ArgumentError(f"scheduler.{name}", message, "delete")
+            raise ArgumentError(
+                f"scheduler.{name}",
+                f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}",
+                "delete",
+            )
         return scheduler
     needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if needs_metric and metric is None:

@@ -58,8 +58,7 @@ def _copied(grads: list[Tensor | None], views: list[Tensor]) -> Tensor:
         ArgumentError: a gradient is sparse.
     """
     if any(each is not None and each.layout is not torch.strided for each in grads):
-        message = "a gradient is sparse, which several ranks do not support; set sparse=False"
-        raise ArgumentError("optimizer", message)
+        raise ArgumentError("optimizer", "a gradient is sparse, which several ranks do not support; set sparse=False")
     for grad, view in zip(grads, views, strict=True):
         if grad is None:
             view.zero_()

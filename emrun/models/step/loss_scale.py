@@ -54,8 +54,10 @@ class LossScale:
             ArgumentError: the gradients were not scaled.
         """
         if not self._is_scaled:
-            message = "fp16 scales the loss: train_step must call self.backward(loss) before self.update(optimizer)"
-            raise ArgumentError("precision", message)
+            raise ArgumentError(
+                "precision",
+                "fp16 scales the loss: train_step must call self.backward(loss) before self.update(optimizer)",
+            )
         states = self._states
         states.pop(id(optimizer), None)  # if it makes several updates in a window
         self._scaler.unscale_(optimizer)

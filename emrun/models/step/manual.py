@@ -72,8 +72,9 @@ class FirstWindow:
         """
         if not isinstance(outputs, Mapping):
             what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
-            message = f"{self._name} returned {what}; end it with `return outputs`, a mapping of names"
-            raise ArgumentError("class", message)
+            raise ArgumentError(
+                "class", f"{self._name} returned {what}; end it with `return outputs`, a mapping of names"
+            )
         self._left -= 1
         versions = self._versions or {}
         has_changed = any(parameter._version != version for parameter, version in versions.items())

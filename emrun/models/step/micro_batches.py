@@ -47,8 +47,10 @@ class MicroBatches:
         note_size: Callable[[int], None],
     ) -> None:
         if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
-            raise ArgumentError("micro_batch_size", message)
+            raise ArgumentError(
+                "micro_batch_size",
+                f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}",
+            )
         self._step = step
         self._forward_pass = forward_pass
         self._note_size = note_size
@@ -108,8 +110,10 @@ class MicroBatches:
                     raise
                 if size == 1:
                     where = "" if device.type == "cpu" else f" of {device}"
-                    message = f"auto: not even one example fits into the memory{where} in a train step; {ADVICE}"
-                    raise ArgumentError("micro_batch_size", message) from error
+                    raise ArgumentError(
+                        "micro_batch_size",
+                        f"auto: not even one example fits into the memory{where} in a train step; {ADVICE}",
+                    ) from error
             # after the error, whose traceback holds tensors
             size //= 2
             step.forget()

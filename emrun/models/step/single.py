@@ -119,5 +119,7 @@ def refuse_closure(closure: Closure | None, key: str, value: str = "") -> None:
         ArgumentError: there is a closure.
     """
     if closure is not None:
-        why = f"cannot be used with {value or key}"
-        raise ArgumentError(key, f"update(optimizer, closure) calculates the loss several times, which {why}")
+        raise ArgumentError(
+            key,
+            f"update(optimizer, closure) calculates the loss several times, which cannot be used with {value or key}",
+        )

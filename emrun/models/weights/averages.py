@@ -33,12 +33,14 @@ class EvaluationWeights:
         self._pairs: list[tuple[Tensor, Tensor]] = []
         for name, other in self.others.items():
             if name not in tensors:
-                message = f"the module has no parameter or buffer {name!r}{did_you_mean(name, tensors)}"
-                raise ArgumentError("evaluation_weights", message)
+                raise ArgumentError(
+                    "evaluation_weights", f"the module has no parameter or buffer {name!r}{did_you_mean(name, tensors)}"
+                )
             tensor = tensors[name]
             if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
-                message = f"{name!r} is {_shown(other)}, but {_shown(tensor)} is needed"
-                raise ArgumentError("evaluation_weights", message)
+                raise ArgumentError(
+                    "evaluation_weights", f"{name!r} is {_shown(other)}, but {_shown(tensor)} is needed"
+                )
             self._pairs.append((tensor, other))
 
     def use(self, evaluation: bool) -> None:

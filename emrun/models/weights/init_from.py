@@ -79,8 +79,9 @@ class InitFrom:
         path = value.get("path")
         key = f"{where}.path"
         if not isinstance(path, str | os.PathLike) or not str(path):
-            message = f"{path!r} is not the path of a run directory, a checkpoint, or a file with weights"
-            raise ArgumentError(key, message)
+            raise ArgumentError(
+                key, f"{path!r} is not the path of a run directory, a checkpoint, or a file with weights"
+            )
         policy = value.get("on_mismatch", "error")
         check_choice(f"{where}.on_mismatch", policy, Mismatch)
         match = patterns(f"{where}.match", value.get("match"))
@@ -134,8 +135,9 @@ class InitFrom:
         if wrong and not self.skips:
             raise self._refused(f"{saved.source} does not fit {kind}: {'; '.join(wrong)}; {_SKIP}")
         if not matches.sources:
-            both = f"the file has {few(in_file)}, {kind} has {few(in_module)}"
-            raise self._refused(f"nothing of {saved.source} is loaded: {both}")
+            raise self._refused(
+                f"nothing of {saved.source} is loaded: the file has {few(in_file)}, {kind} has {few(in_module)}"
+            )
         # whether another entry has loaded it
         loaded = [*matches.sources, *matches.tied]
         if twice := [name for name in loaded if name in before]:
@@ -172,18 +174,22 @@ class InitFrom:
                 try:
                     names = list(dict.fromkeys(pattern.sub(each, old) for old in names for each in replacements))
                 except (re.error, IndexError) as error:
-                    wrong = f"{listed(replacements)!r} cannot replace {pattern.pattern!r}: {error}"
-                    raise ArgumentError(f"{self.where}.rename", wrong) from error
+                    raise ArgumentError(
+                        f"{self.where}.rename", f"{listed(replacements)!r} cannot replace {pattern.pattern!r}: {error}"
+                    ) from error
             # which no other tensor may have
             for new in names:
                 if new in renamed:
-                    both = f"{in_one_line(names_in_file[new])} and {in_one_line(name)} both become {in_one_line(new)}"
-                    raise ArgumentError(f"{self.where}.rename", both)
+                    raise ArgumentError(
+                        f"{self.where}.rename",
+                        f"{in_one_line(names_in_file[new])} and {in_one_line(name)} both become {in_one_line(new)}",
+                    )
                 renamed[new] = tensor
                 names_in_file[new] = name
         if unused:
-            wrong = f"{next(iter(unused))!r} matches no name in the file, which has {few(tensors)}"
-            raise ArgumentError(f"{self.where}.rename", wrong)
+            raise ArgumentError(
+                f"{self.where}.rename", f"{next(iter(unused))!r} matches no name in the file, which has {few(tensors)}"
+            )
         return renamed
 
     def _copy(self, module: Module, matches: Matches) -> None:

@@ -64,8 +64,10 @@ class Weights:
             ArgumentError: they do not fit the module, or the optimizer has other weights for evaluations.
         """
         if weights is not None and self._optimizers.has_modes:
-            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
-            raise ArgumentError("optimizer", message)
+            raise ArgumentError(
+                "optimizer",
+                "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights",
+            )
         self.use_trained()
         self.averages = None if weights is None else EvaluationWeights(self._forward_pass.module, weights)
 
