@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import few
 
+Match = str | Sequence[str]
+"""An argument `match` in a config."""
+
 
 def patterns(argument: str, value: object) -> tuple[re.Pattern[str], ...]:
     """Return the compiled expressions of an argument `match`; none for None.

@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
+from emrun.base.types import Values
 from emrun.models.modes import Tensors
 
 _KEY = "compile"
@@ -49,7 +50,7 @@ class Compilation:
             raise ArgumentError(
                 _KEY, f"{where} is compiled already; give emrun the plain module, or set compile: false"
             )
-        self._options: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {}
+        self._options: Values = dict(value) if isinstance(value, Mapping) else {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own modules, which this imports

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 
 from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
@@ -52,7 +53,7 @@ class MadeOfRuns(ModuleModel):
             raise ArgumentError(
                 "runs", f"they are on {listed(sorted(devices))}; add overrides: [model.device=...] to an entry"
             )
-        modules = torch.nn.ModuleList([each.module for each in models if isinstance(each, ModuleModel)])
+        modules = ModuleList([each.module for each in models if isinstance(each, ModuleModel)])
         device = find_device(devices.pop())
         put(modules, device)
         modules.train()  # so the first batch sets all parts to evaluation mode
@@ -66,7 +67,7 @@ class MadeOfRuns(ModuleModel):
         return next(needing, None) or super().part_with(source)
 
     @abstractmethod
-    def returned(self, batch: Batch, stream: str) -> dict[str, Any]:
+    def returned(self, batch: Batch, stream: str) -> Values:
         """Return the outputs for a batch, before losses and metrics."""
 
     def run(self, batch: Batch, train: bool, stream: str) -> Values:
@@ -149,7 +150,7 @@ class Ensemble(MadeOfRuns):
         used = chain.from_iterable(each.optional_input_names for _, each in self.members)
         return list(dict.fromkeys([*used, *super().optional_input_names]))
 
-    def returned(self, batch: Batch, stream: str) -> dict[str, Any]:
+    def returned(self, batch: Batch, stream: str) -> Values:
         """Return the aggregated outputs."""
         found = [outputs_of(run, each, batch, stream) for run, each in self.members]
         wanted = list(found[0]) if self.wanted is None else self.wanted
@@ -174,7 +175,7 @@ class Ensemble(MadeOfRuns):
         return stacked.gather(0, first)[0]
 
 
-def outputs_of(run: str, model: AbstractModel, batch: Batch, stream: str) -> dict[str, Any]:
+def outputs_of(run: str, model: AbstractModel, batch: Batch, stream: str) -> Values:
     """Return the outputs of the model of a run for a batch that are neither losses nor metrics.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from emrun.base.types import Batch, Prefetch
+from emrun.base.types import Batch, Prefetch, Values
 from emrun.models.compilation import Compilation
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.memory_format import MemoryFormat
@@ -19,7 +19,7 @@ from emrun.models.outputs import Outputs
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
 
-Read = Callable[[Batch], dict[str, Any]]
+Read = Callable[[Batch], Values]
 """Returns source -> tensor, or a mapping or list of them."""
 
 
@@ -67,7 +67,7 @@ class ForwardPass:
         """Run another module from now on, which code of the user has put in place of the first one."""
         self.module = module
 
-    def compile(self, value: Mapping[str, Any] | bool) -> None:
+    def compile(self, value: Values | bool) -> None:
         """Compile the module; see the argument `compile` of `TorchModel`.
 
         Raises:

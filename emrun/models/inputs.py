@@ -16,12 +16,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Embedding, EmbeddingBag, Module
 
 from emrun.base.arguments import check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError, StreamError, add_inputs, reason_of
 from emrun.base.sources import changed
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import did_you_mean, meant_of
+from emrun.models.modes import Tensors
 from emrun.models.scaling import KEYS, Scaling
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype |
 """A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std, stack}`."""
 
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
-_TABLES = torch.nn.Embedding | torch.nn.EmbeddingBag
+_TABLES = Embedding | EmbeddingBag
 _KEYS = ("source", "dtype", *KEYS, "stack")
 _kind_of = attrgetter("__class__", "dtype", "flags.writeable")
 _from_numpy = torch.from_numpy
@@ -58,7 +60,7 @@ class InputNames:
     forms: Mapping[str, SourceForm] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, module: torch.nn.Module, inputs: InputsForm | None, others: Container[str] = ()) -> InputNames:
+    def read(cls, module: Module, inputs: InputsForm | None, others: Container[str] = ()) -> InputNames:
         """Read the form of `inputs`.
 
         Args:
@@ -113,10 +115,10 @@ class Passing:
         module: the module.
     """
 
-    def __init__(self, names: InputNames, module: torch.nn.Module) -> None:
+    def __init__(self, names: InputNames, module: Module) -> None:
         self.change(names, module)
 
-    def change(self, names: InputNames, module: torch.nn.Module, untold: Iterable[str] = ()) -> None:
+    def change(self, names: InputNames, module: Module, untold: Iterable[str] = ()) -> None:
         """Pass other sources from now on; log once which of `untold` a batch does not have.
 
         Raises:
@@ -138,7 +140,7 @@ class Passing:
         self._named = list(named.items())
         self._only = self._positional[0] if len(self._positional) == 1 and not named else None
 
-    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+    def call(self, module: Module, tensors: Tensors) -> Any:
         """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
         try:
             if self._only is not None:
@@ -168,7 +170,7 @@ class Inputs:
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Module,
         names: InputNames,
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
@@ -187,7 +189,7 @@ class Inputs:
         )
         self.passing = Passing(names, module)
 
-    def predict_only(self, module: torch.nn.Module, optional: Sequence[str]) -> None:
+    def predict_only(self, module: Module, optional: Sequence[str]) -> None:
         """From now on, need no source for a parameter with a default, and `optional` ones only if a batch has them."""
         names = self._names = replace(self._names, optional=_with_default(module, self._names.named))
         self.passing.change(names, module, [names.named[name] for name in names.optional])
@@ -208,7 +210,7 @@ class Inputs:
         """Return the names of the sources that are needed from a batch."""
         return [*self.required, *(name for name in self.optional if name in batch)]
 
-    def tensors(self, batch: Batch) -> dict[str, Any]:
+    def tensors(self, batch: Batch) -> Values:
         """Return source -> tensor on the device, or a mapping of tensors, for the sources that are needed.
 
         Raises:
@@ -303,7 +305,7 @@ class Inputs:
         return copy.copy(value).to(self._device) if callable(getattr(value, "to", None)) else value
 
 
-def dtype_of(module: torch.nn.Module) -> torch.dtype:
+def dtype_of(module: Module) -> torch.dtype:
     """Return the floating dtype of most numbers in a module's parameters, or in its buffers if no parameter has one.
 
     Tables of embeddings do not count, as no floating-point source meets them, unless there is nothing else. Nor do
@@ -322,12 +324,12 @@ def dtype_of(module: torch.nn.Module) -> torch.dtype:
     return torch.get_default_dtype()
 
 
-def values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+def values_of(names: Sequence[str]) -> Callable[[Values], Sequence[Any]]:
     """Return a function that returns the values of a mapping under some names."""
     return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 
 
-def signature_of(module: torch.nn.Module) -> inspect.Signature:
+def signature_of(module: Module) -> inspect.Signature:
     """Return the signature of a module's forward; Python does not know that of a module that `torch.jit` has traced."""
     try:
         return inspect.signature(module.forward)
@@ -344,7 +346,7 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
         )
 
 
-def _with_default(module: torch.nn.Module, names: Iterable[str]) -> list[str]:
+def _with_default(module: Module, names: Iterable[str]) -> list[str]:
     """Return those parameters of forward that have a default value."""
     parameters = signature_of(module).parameters
     return [name for name in names if name in parameters and parameters[name].default is not inspect.Parameter.empty]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
@@ -33,7 +34,7 @@ class MemoryFormat:
         self._rank = _RANKS[name]
         self._format: torch.memory_format = getattr(torch, name)
 
-    def apply(self, module: torch.nn.Module) -> None:
+    def apply(self, module: Module) -> None:
         """Change the parameters and buffers of a module that have as many dimensions as the format.
 
         Raises:
@@ -49,7 +50,7 @@ class MemoryFormat:
         for each in found:
             each.data = each.data.contiguous(memory_format=self._format)
 
-    def tensors(self, read: Callable[[Batch], Values], batch: Batch) -> dict[str, Any]:
+    def tensors(self, read: Callable[[Batch], Values], batch: Batch) -> Values:
         """Return the tensors of a batch, those with as many dimensions as the format in this format.
 
         Args:

@@ -42,7 +42,7 @@ def set_modes(module: Module, saved: Values) -> None:
             part.training = not saved["training"]
 
 
-def copied_buffers(module: Module) -> dict[str, Tensor]:
+def copied_buffers(module: Module) -> Tensors:
     """Return name of a buffer -> a copy of it."""
     return {name: each.clone() for name, each in module.named_buffers()}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module, ModuleDict
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from emrun.base.encoding import decode, encode
@@ -29,7 +30,7 @@ class ObjectState:
         self._key = key
         self._thing = thing
         self._device = device
-        modules = thing.modules() if isinstance(thing, torch.nn.Module) else ()
+        modules = thing.modules() if isinstance(thing, Module) else ()
         self._parts: list[Any] = [each for each in modules if hasattr(each, "_update_count")]  # of torchmetrics
         own = (getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None))
         self.is_kept = bool(self._parts) or all(map(callable, own))
@@ -45,7 +46,7 @@ class ObjectState:
             return None
         if self._parts:
             for each in self._thing.modules():
-                if isinstance(each, torch.nn.ModuleDict):
+                if isinstance(each, ModuleDict):
                     each.values()  # of a MetricCollection, which updates only one of several that have the same state
             values = [{**part.metric_state, "_update_count": part._update_count} for part in self._parts]
         else:

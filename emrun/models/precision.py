@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
@@ -36,7 +37,7 @@ class Autocast:
         self._is_enabled = True  # False while 16 bits are compared with 32
 
     @classmethod
-    def of(cls, precision: Precision, module: torch.nn.Module, device: torch.device) -> Autocast | None:
+    def of(cls, precision: Precision, module: Module, device: torch.device) -> Autocast | None:
         """Return the autocast of a precision; None if it has none.
 
         Raises:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.models.inputs import Inputs
 
 _LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Prefetcher:
             self._give_up(error)  # then the function copies nothing
         return partial(self._copy, batch, sources, pinned) if pinned else None
 
-    def tensors(self, batch: Batch) -> dict[str, Any]:
+    def tensors(self, batch: Batch) -> Values:
         """Return source -> tensor on the device, or a mapping of tensors, for the sources that are needed.
 
         Raises:
@@ -119,7 +119,7 @@ class Prefetcher:
         self._copies.clear()
         self._steps.clear()
 
-    def _copy(self, batch: Batch, sources: dict[str, Any], pinned: Pinned) -> None:
+    def _copy(self, batch: Batch, sources: Batch, pinned: Pinned) -> None:
         """Start the copy of a batch to the device; `sources` gets the tensors there."""
         if self._failed:
             return

@@ -6,7 +6,7 @@ import collections.abc
 from typing import Any
 
 from emrun.base.errors import StateError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import listed
 from emrun.models.ensemble import MadeOfRuns, outputs_of
 
@@ -44,7 +44,7 @@ class Sequence(MadeOfRuns):
         used = [name for _, each in self.members for name in (*each.input_names, *each.optional_input_names)]
         return [name for name in dict.fromkeys([*used, *super().optional_input_names]) if name not in self.input_names]
 
-    def returned(self, batch: Batch, stream: str) -> dict[str, Any]:
+    def returned(self, batch: Batch, stream: str) -> Values:
         """Return the outputs of all runs."""
         outputs: dict[str, Any] = {}
         for run, each in self.members:

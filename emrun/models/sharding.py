@@ -17,6 +17,7 @@ from torch.nn import Module, Parameter
 
 from emrun.base.arguments import check_keys
 from emrun.base.errors import ArgumentError
+from emrun.base.patterns import Match
 from emrun.base.wording import counted
 from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.recomputation import matching_parts
@@ -34,7 +35,7 @@ _OF_MATRICES = ("Adafactor", "Muon")  # optimizers of torch that calculate with 
 class StrategyForm(TypedDict, total=False):
     """How several ranks share the work: `shard` is required."""
 
-    shard: Required[str | Sequence[str]]
+    shard: Required[Match]
 
 
 class Sharding:

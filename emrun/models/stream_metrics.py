@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import State, Values
+from emrun.base.types import EpochData, State, Values
 from emrun.base.wording import in_one_line, listed
 from emrun.epoch_data import is_rate
 from emrun.models.modes import Tensors
@@ -51,7 +52,7 @@ class StreamMetrics:
         self._told: set[str] = set()  # those of which it was logged what is left out
         self._open: str | None = None  # the stream of the batches that have been added
         self._of_open: Calculations = {}  # the metrics that are of this stream
-        self._values: dict[str, dict[str, Any]] = {}
+        self._values: EpochData = {}
         self._is_saved = False  # whether a checkpoint will need the states
 
     def add(self, stream: str, outputs: Values, inputs: Tensors) -> None:
@@ -250,7 +251,7 @@ class StreamMetrics:
 
 def _looks_at_range(metric: Any) -> bool:
     """Return whether a metric applies softmax or sigmoid to the values of an update if they are not all in [0, 1]."""
-    parts = metric.modules() if isinstance(metric, torch.nn.Module) else ()  # perhaps a collection
+    parts = metric.modules() if isinstance(metric, Module) else ()  # perhaps a collection
     return any(
         any(each.__module__.startswith("torchmetrics.classification.") for each in type(part).__mro__)
         and _BY_ORDER.isdisjoint(each.__name__ for each in type(part).__mro__)

@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StateError
+from emrun.base.patterns import Match
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Values
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Json, Prefetch, State, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
@@ -39,7 +41,7 @@ from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.choice import choose_step
 from emrun.models.step.halves import compare_halves
 from emrun.models.step.loss_scale import LossScale
-from emrun.models.step.manual import FirstWindow, Manual
+from emrun.models.step.manual import FirstWindow, Manual, Run
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.sharded import ShardedSums
 from emrun.models.step.size_search import advise
@@ -186,7 +188,7 @@ class TorchModel(ModuleModel):
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Module,
         inputs: InputsForm | None = None,
         outputs: Sequence[str] | None = None,
         loss: LossForms | None = None,
@@ -198,8 +200,8 @@ class TorchModel(ModuleModel):
         precision: Precision = 32,
         device: str = "auto",
         init_from: Begin | Sequence[Begin] | None = None,
-        compile: bool | Mapping[str, Any] | None = None,
-        recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        compile: bool | Values | None = None,
+        recompute: Match | Mapping[str, Match] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
         sync_batch_norm: bool = False,
         strategy: StrategyForm | None = None,
@@ -247,7 +249,7 @@ class TorchModel(ModuleModel):
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._has_trained = False  # whether this epoch has trained
         self._is_compared = False  # whether the first batch was compared with its halves
-        self._forward: Callable[[Tensors], Values] = self._forward_pass.run
+        self._forward: Run = self._forward_pass.run
         if type(self).forward is not TorchModel.forward:
             self._forward = self.forward if autocast is None else partial(autocast.call, self.forward)
         updater = Updater(self, self._optimizers, self._skipped)
@@ -358,7 +360,7 @@ class TorchModel(ModuleModel):
             exchanges=self._synchronised is not None,
         )
 
-    def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
+    def _begin_with(self, init_from: Sequence[InitFrom]) -> Json:
         """Load other weights to begin with; see `AbstractModel.load_initial`."""
         self.load_initial = None
         return begin_with(self.module, init_from)

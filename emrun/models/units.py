@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Json
+from emrun.base.types import Json, Values
 from emrun.base.wording import listed
 
 
@@ -35,7 +35,7 @@ class Units:
                 )
             self._scales[output] = source, scale
 
-    def apply(self, outputs: dict[str, Any], inputs: Mapping[str, Any]) -> None:
+    def apply(self, outputs: dict[str, Any], inputs: Values) -> None:
         """Change outputs, after losses, to the unit of the data, and add the sources in this unit."""
         for output, (source, scale) in self._scales.items():
             if output not in outputs:

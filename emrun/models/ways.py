@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.recomputation import keeps_activations, recomputed
@@ -66,7 +67,7 @@ class Ways:
         """
         # the tensors of the module and of its losses
         losses = [term.function for term in self.forward_pass.outputs.terms.values()]
-        modules = [self.forward_pass.module, *(loss for loss in losses if isinstance(loss, torch.nn.Module))]
+        modules = [self.forward_pass.module, *(loss for loss in losses if isinstance(loss, Module))]
         tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
         tensors = [each for each in tensors if each.dtype is torch.float32]
         before = [each.data for each in tensors]

@@ -15,6 +15,9 @@ from torch import Tensor
 from emrun.base.errors import StreamError
 from emrun.base.sources import changed, is_nested, length
 
+Weight = float | Tensor
+"""What examples count in a mean: their number, or the sum of their weights."""
+
 _WAITS = object()  # in place of a variable that was not read yet
 
 
@@ -32,9 +35,9 @@ class Joined:
         self.counts: list[int] = []
         """The numbers of examples of the parts, that of the current one included."""
         self._parts: list[dict[str, Any]] = []
-        self._weights: list[float | Tensor] = []
+        self._weights: list[Weight] = []
 
-    def add(self, outputs: Mapping[str, Any], weight: float | Tensor) -> None:
+    def add(self, outputs: Mapping[str, Any], weight: Weight) -> None:
         """Add the outputs of the current part.
 
         Args:
@@ -61,17 +64,17 @@ class Joined:
 
         return OnDemand(dict.fromkeys(name for part in self._parts for name in part), joined)
 
-    def with_last(self, outputs: Mapping[str, Any], weight: float | Tensor) -> dict[str, Any]:
+    def with_last(self, outputs: Mapping[str, Any], weight: Weight) -> dict[str, Any]:
         """Return the outputs of the parts that were added and of the current one, which is not added."""
         return self._mappings("", [*self._parts, changed(outputs, detached)], [*self._weights, weight])  # type: ignore[no-any-return]
 
-    def _mappings(self, path: str, parts: Sequence[Mapping[str, Any]], weights: Sequence[float | Tensor]) -> Any:
+    def _mappings(self, path: str, parts: Sequence[Mapping[str, Any]], weights: Sequence[Weight]) -> Any:
         for name in dict.fromkeys(name for part in parts for name in part):
             if any(name not in part for part in parts):
                 raise StreamError(f"{self._key}: only some parts of the batch have the output {path + name!r}")
         return {name: self._join(f"{path}{name}", [part[name] for part in parts], weights) for name in parts[0]}
 
-    def _join(self, name: str, values: list[Any], weights: Sequence[float | Tensor]) -> Any:
+    def _join(self, name: str, values: list[Any], weights: Sequence[Weight]) -> Any:
         """Return the output of a batch.
 
         Raises:
@@ -160,7 +163,7 @@ def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dic
     return list(zip(parts, counts, strict=True))
 
 
-def weighted(values: Any, weights: float | Tensor) -> Any:
+def weighted(values: Any, weights: Weight) -> Any:
     """Return values times their weights; 0 where the weight is 0, for NaN too, and so are the gradients.
 
     Args:
@@ -189,7 +192,7 @@ def weight_of(outputs: Mapping[str, Any], examples: int) -> Any:
     return examples if weights is None else torch.as_tensor(weights).detach().sum()
 
 
-def mean(values: Sequence[Any], weights: Sequence[float | Tensor]) -> Any:
+def mean(values: Sequence[Any], weights: Sequence[Weight]) -> Any:
     """Return the weighted mean of numbers or one-element tensors; those of weight 0 do not count, also if NaN."""
     return sum(map(weighted, values, weights)) / sum(weights)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 
 from emrun.base.errors import ArgumentError
@@ -22,8 +22,10 @@ Named = dict[str, Parameter]
 Group = dict[str, Any]
 """A parameter group of an optimizer, as torch has it."""
 
+Groups = list[Group]
 
-def parameter_groups(module: Module, options: Values, key: str) -> list[Group]:
+
+def parameter_groups(module: Module, options: Values, key: str) -> Groups:
     """Return the parameter groups of an optimizer, none of them empty.
 
     The first group has the parameters without arguments of their own, if there are any. The groups of `groups` follow
@@ -70,14 +72,14 @@ def _once(parameters: Named) -> list[Parameter]:
     return list({id(parameter): parameter for parameter in parameters.values()}.values())
 
 
-def _configured(parameters: Named, entries: object, key: str) -> list[Group]:
+def _configured(parameters: Named, entries: object, key: str) -> Groups:
     """Return the groups that a config lists."""
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) and "match" in entry for entry in entries):
         raise ArgumentError(
             key,
             f"{entries!r} is neither a list of {{match: REGEX, argument: value}} nor a callable that returns groups",
         )
-    groups: list[Group] = []
+    groups: Groups = []
     for index, entry in enumerate(entries):
         matching = _matching(parameters, entry["match"], f"{key}[{index}].match")
         arguments = {name: value for name, value in entry.items() if name != "match"}
@@ -85,24 +87,24 @@ def _configured(parameters: Named, entries: object, key: str) -> list[Group]:
     return groups
 
 
-def _returned(module: Module, make: Any, key: str) -> list[Group]:
+def _returned(module: Module, make: Any, key: str) -> Groups:
     """Return the groups that a callable makes of a module, with lists of parameters."""
     made = make(module)
     returned = made if isinstance(made, Iterable) else [made]
-    groups: list[Group] = []
+    groups: Groups = []
     for group in returned:
         if not isinstance(group, Mapping) or "params" not in group:
             raise ArgumentError(
                 key, f"returned {_described(group)} as a group, which is not {{'params': [...], 'argument': value}}"
             )
         params = group["params"]
-        params = [params] if isinstance(params, torch.Tensor) else params
+        params = [params] if isinstance(params, Tensor) else params
         parameters = [each[-1] if isinstance(each, tuple) else each for each in params]  # of named_parameters()
         groups.append({**group, "params": parameters})
     return groups
 
 
-def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
+def _check_apart(groups: Groups, parameters: Named, key: str) -> None:
     """Check that each group has parameters, all of them selected, and in no other group."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     owners: dict[int, int] = {}
@@ -124,7 +126,7 @@ def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
 
 
 def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{value!r:.60}"
 
@@ -141,7 +143,7 @@ def _without_decay(module: Module, value: object, argument: str) -> set[int]:
     return ids
 
 
-def _split(groups: list[Group], ids: set[int], key: str) -> list[Group]:
+def _split(groups: Groups, ids: set[int], key: str) -> Groups:
     """Return groups, then the parts of these that get no weight decay; a group keeps a `weight_decay` of its own."""
     if not any(id(parameter) in ids for group in groups for parameter in group["params"]):
         raise ArgumentError(f"{key}.no_decay", "matches nothing: there are neither biases nor layers of normalisation")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import EpochData, Horizon, State, Values
@@ -106,7 +107,7 @@ class ScheduledOptimizer:
         except StateError as error:
             raise ArgumentError(key, f"a resume could not load a checkpoint: {error}") from error
 
-    def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def replace(self, optimizer: Optimizer | None) -> None:
         """Take an optimizer, which gets the mode of evaluations if it has modes."""
         self.optimizer = optimizer
         if optimizer is None:
@@ -291,7 +292,7 @@ class Foreign(ScheduledOptimizer):
         optimizer: the optimizer.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(None, "", None, None)
         self.optimizer = optimizer
         self.bare_step = BareStep.of(None)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map, tree_map_only
@@ -18,14 +19,14 @@ from emrun.base.errors import EmrunError, StateError
 from emrun.base.fields import FieldError
 from emrun.base.types import State, Values
 from emrun.models.optimizers.bare_step import mark_as_stepped
-from emrun.models.optimizers.groups import Group
+from emrun.models.optimizers.groups import Groups
 from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
 from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
 
 
-def configured_arguments(module: Module, optimizer: Optimizer) -> list[Group]:
+def configured_arguments(module: Module, optimizer: Optimizer) -> Groups:
     """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
     Args:
@@ -41,7 +42,7 @@ def configured_arguments(module: Module, optimizer: Optimizer) -> list[Group]:
 
 def _number(value: Any) -> Any:
     """Return a copy of an argument; for a tensor with one number, such as a learning rate, return the number."""
-    is_number = isinstance(value, torch.Tensor) and value.numel() == 1
+    is_number = isinstance(value, Tensor) and value.numel() == 1
     return value.item() if is_number else copy.deepcopy(value)
 
 
@@ -59,7 +60,7 @@ def optimizer_state(optimizer: Optimizer, configured: list[State]) -> State:
     }
 
 
-def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: list[Group]) -> None:
+def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: Groups) -> None:
     """Load what `optimizer_state` returned; arguments that the config has changed since then replace the saved ones.
 
     A new learning rate scales the current rate, which a scheduler may have changed.
@@ -81,7 +82,7 @@ def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: list[G
             value = new[key]
             if key == "lr" and old.get("initial_lr"):  # the scheduler has changed it since
                 value = _number(group["lr"]) * new["initial_lr"] / old["initial_lr"]
-            if isinstance(group[key], torch.Tensor):
+            if isinstance(group[key], Tensor):
                 group[key].fill_(value)
             else:
                 group[key] = value
@@ -113,7 +114,7 @@ def _sharded_as_parameters(optimizer: Optimizer, state: Any) -> Any:
         def sharded_or_whole(tensor: Any) -> Any:
             return in_pieces_like(tensor, parameter) if tensor.shape == parameter.shape else whole_of(tensor)
 
-        return tree_map_only((torch.Tensor, Stored), sharded_or_whole, values)
+        return tree_map_only((Tensor, Stored), sharded_or_whole, values)
 
     return {**state, "state": {index: sharded(index, values) for index, values in state["state"].items()}}
 
@@ -139,8 +140,8 @@ def _undo_casts(optimizer: Optimizer, state: Values) -> None:
 
 
 def _uncast(cast: Any, value: Any) -> Any:
-    if isinstance(cast, torch.Tensor):
-        is_cast = isinstance(value, torch.Tensor) and value.dtype != cast.dtype
+    if isinstance(cast, Tensor):
+        is_cast = isinstance(value, Tensor) and value.dtype != cast.dtype
         return value.to(cast.device) if is_cast else cast
     return value
 
@@ -184,13 +185,13 @@ def check_loadable(optimizer: Optimizer, empty: Optimizer | None) -> None:
     Raises:
         StateError: a resume could not load the state.
     """
-    state = read_back(tree_map_only(torch.Tensor, _shape_of, optimizer.state_dict()), "its state")
+    state = read_back(tree_map_only(Tensor, _shape_of, optimizer.state_dict()), "its state")
     if empty is not None:
         check_class({"class": type(optimizer).__name__}, "optimizer", type(empty).__name__)
         _load(empty, state)
 
 
-def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+def _shape_of(tensor: Tensor) -> Tensor:
     """Return zeros of the same shape and dtype, in the memory of a single number."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return tensor

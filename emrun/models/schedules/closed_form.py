@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Literal
 
-import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import TICKS, Horizon, State, Values
 from emrun.base.wording import counted
 from emrun.hook import Loop
+from emrun.models.optimizers.groups import Group
 from emrun.models.optimizers.state import check_class
 from emrun.models.schedules import curves
 from emrun.models.schedules.curves import Factor
@@ -65,7 +67,7 @@ class ClosedForm(ABC):
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float | None = None,
@@ -87,7 +89,7 @@ class ClosedForm(ABC):
         self.cooldown = None if cooldown in (None, 0) else Length.parse("cooldown", cooldown)
         # where the run is
         self.updates_done = 0
-        self.planned: dict[str, Any] | None = None
+        self.planned: State | None = None
         """What the rates are calculated from: the update at which the plan began, and the horizon.
 
         A plan that extends another also has `before`: the share of the rate of the update before.
@@ -99,12 +101,12 @@ class ClosedForm(ABC):
                 f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend",
                 "delete",
             )
-        self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
+        self._configured: State = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         # what sets the rates
         self._factor: Factor | None = None
         self._at_cooldown: tuple[int, Loop] | None = None  # the updates before it; the loop, which saves a checkpoint
-        self._groups: list[tuple[dict[str, Any], float]] = []  # parameter group, base rate
+        self._groups: list[tuple[Group, float]] = []  # parameter group, base rate
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -189,7 +191,7 @@ class ClosedForm(ABC):
         if old is not None and horizon.updates is None:
             horizon = _horizon_of(old)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        new: dict[str, Any] = {"began": self.updates_done, **of_run}
+        new: State = {"began": self.updates_done, **of_run}
         if old is not None and not self._is_changed:
             if self._keeps_rates(old, horizon):
                 new = {**old, **of_run}
@@ -350,7 +352,7 @@ class ClosedForm(ABC):
             return
         factor = self._factor(self.updates_done)
         for group, base in self._groups:
-            if isinstance(group["lr"], torch.Tensor):  # as optimizers that are captured in graphs need it
+            if isinstance(group["lr"], Tensor):  # as optimizers that are captured in graphs need it
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
 from emrun.base.errors import ArgumentError, reason_of
+from emrun.base.types import State
 from emrun.models.optimizers.bare_step import mark_as_stepped
 
 INNER = "_schedulers"
@@ -22,7 +24,7 @@ MOST_STEPS = 50_000
 _NOTHING = 1e-6  # share of the highest rate that trains nothing
 
 
-def all_in(scheduler: Any, key: str = "scheduler") -> dict[str, Any]:
+def all_in(scheduler: Any, key: str = "scheduler") -> State:
     """Return key in the section of the model -> scheduler, of a scheduler and its inner ones, at any depth."""
     schedulers = {key: scheduler}
     for index, inner in enumerate(getattr(scheduler, INNER, ())):
@@ -42,7 +44,7 @@ def on_dummy(scheduler: Any) -> Any:
     if not all(type(each).__module__ == lr_scheduler.__name__ for each in schedulers):
         return None
     # the optimizer
-    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.0)
+    dummy = torch.optim.SGD([Parameter(torch.zeros(()))], lr=0.0)
     mark_as_stepped(dummy)
     # what the copy shares
     shared = {id(scheduler.optimizer): dummy}

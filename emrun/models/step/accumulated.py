@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,9 +15,9 @@ from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.loss_scale import NOT_FINITE, LossScale
 from emrun.models.step.single import refuse_closure
-from emrun.models.step.training_step import Calls, Parameters, TrainingStep, backward
+from emrun.models.step.training_step import Calls, Check, Parameters, TrainingStep, backward
 from emrun.models.step.updater import Closure, Updater
-from emrun.ranks.parts import Joined, weighs_nothing, weight_of
+from emrun.ranks.parts import Joined, Weight, weighs_nothing, weight_of
 
 
 class AccumulatedStep(TrainingStep):
@@ -41,11 +40,11 @@ class AccumulatedStep(TrainingStep):
     def __init__(self, calls: Calls, updater: Updater, accumulate: int) -> None:
         super().__init__(calls, updater)
         self._accumulate = accumulate
-        self.weight: float | Tensor = 1.0
+        self.weight: Weight = 1.0
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self._left = accumulate  # the number of batches, and of further parts of them, that the window still gets
         self._weight_name = "example_weight"  # the output that has the weights of examples
-        self._pending: dict[ScheduledOptimizer, float | Tensor] = defaultdict(float)
+        self._pending: dict[ScheduledOptimizer, Weight] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._ended: set[ScheduledOptimizer] = set()  # those whose update was skipped in an open window
         self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
@@ -104,14 +103,14 @@ class AccumulatedStep(TrainingStep):
         """Forget the outputs of the parts of a batch."""
         self._joined = None
 
-    def take_batch(self, loss: Tensor | None, weight: float | Tensor) -> None:
+    def take_batch(self, loss: Tensor | None, weight: Weight) -> None:
         """Take the loss and the weight of a batch of several parts, for the mean of ranks."""
         self.minimised = loss
         self.weight = weight
 
     # the weights
 
-    def _begin_batches(self, outputs: Values, check_first: Callable[[Values], bool]) -> None:
+    def _begin_batches(self, outputs: Values, check_first: Check) -> None:
         """Look at all that the first batch of a stream shows: an output `loss_weight` replaces `example_weight`."""
         if "loss_weight" in outputs:
             self._weight_name = "loss_weight"
@@ -183,7 +182,7 @@ class AccumulatedStep(TrainingStep):
         loss = 0.0 if is_checked else self.minimised
         self.updater.update(member, loss, None, NOT_FINITE if self.is_skipping else None)
 
-    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
+    def complete(self, optimizer: Optimizer, weight: Weight) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""
         divide_gradients(optimizer, weight)
         return True
@@ -232,7 +231,7 @@ class AccumulatedScaledStep(AccumulatedStep):
     def _end_early(self, member: ScheduledOptimizer) -> None:
         """Wait for the end of the window, where gradients that are not finite change the scale."""
 
-    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
+    def complete(self, optimizer: Optimizer, weight: Weight) -> bool:
         """Make the gradients those of the mean loss of the window; return whether all of them are finite."""
         is_finite = self._scale.unscale(optimizer)
         unit = self._scale.unit

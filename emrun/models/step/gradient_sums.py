@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.models.step.gradients import gradient_of, set_gradients
 from emrun.ranks.group import Ranks, answered, end_sums
-from emrun.ranks.parts import weighted
+from emrun.ranks.parts import Weight, weighted
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
@@ -114,7 +114,7 @@ class GradientSums:
             bucket.waiting.update(bucket.members)
         self._listens = True
 
-    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
+    def reduce(self, weight: Weight, loss: Tensor | None = None) -> Tensor | None:
         """Replace the gradients by their sums over all ranks, divided by the sum of the weights unless this is 0.
 
         Args:

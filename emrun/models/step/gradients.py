@@ -10,10 +10,12 @@ from operator import attrgetter, is_not
 from typing import Any
 
 import torch
-from torch.nn import Parameter
+from torch import Tensor
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from emrun.models.optimizers.parameters import parameters_beside
+from emrun.ranks.parts import Weight
 
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
@@ -35,7 +37,7 @@ def clear_gradients(optimizer: Optimizer) -> None:
         set_gradients(group["params"])
 
 
-def set_gradients(parameters: Iterable[Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
+def set_gradients(parameters: Iterable[Parameter], gradients: Iterable[Tensor | None] = _NONE) -> None:
     """Set gradients, to None by default, without a step of Python's interpreter for each."""
     exhaust(map(setattr, parameters, _GRAD, gradients))
 
@@ -45,9 +47,9 @@ def clears_itself(optimizer: Optimizer) -> bool:
     return getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad
 
 
-def divide_gradients(optimizer: Optimizer, divisor: float | torch.Tensor) -> None:
+def divide_gradients(optimizer: Optimizer, divisor: Weight) -> None:
     """Divide the gradients of an optimizer's parameters in place; a divisor of 0, of gradients that are 0, is 1."""
-    if isinstance(divisor, torch.Tensor):
+    if isinstance(divisor, Tensor):
         divisor = divisor.where(divisor != 0, 1)
     for group in optimizer.param_groups:
         gradients = list(filter(_is_there, map(gradient_of, group["params"])))
@@ -58,7 +60,7 @@ def divide_gradients(optimizer: Optimizer, divisor: float | torch.Tensor) -> Non
                 gradient.div_(divisor)
 
 
-def all_parameters(module: torch.nn.Module) -> list[Parameter]:
+def all_parameters(module: Module) -> list[Parameter]:
     """Return what `module.parameters()` yields, in a third of the time; a shared parameter may occur twice."""
     parameters = []
     modules = [module]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import preserved_randomness
@@ -26,7 +27,7 @@ _ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences th
 
 
 def compare_halves(
-    module: torch.nn.Module,
+    module: Module,
     forward: Callable[[Values], Values],
     inputs: Values,
     examples: int,
@@ -87,7 +88,7 @@ def compare_halves(
 
 
 @contextmanager
-def without_traces(module: torch.nn.Module) -> Iterator[None]:
+def without_traces(module: Module) -> Iterator[None]:
     """A block in which a module runs in evaluation mode, without gradients; its buffers and random states come back."""
     before = copied_buffers(module)
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import State, Values
+from emrun.ranks.parts import Weight
 
 NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
@@ -30,7 +30,7 @@ class LossScale:
         """The weights of a window are divided by this power of two, the largest one in that of its first part."""
         self._overflows = False  # whether any check in this window has found a gradient that is not finite
 
-    def weighted(self, loss: Tensor, weight: float | Tensor) -> Tensor:
+    def weighted(self, loss: Tensor, weight: Weight) -> Tensor:
         """Return the loss of a part of a window, multiplied by its weight and divided by `unit`.
 
         Otherwise a weight such as a number of tokens would use up the range of float16.
@@ -44,7 +44,7 @@ class LossScale:
         self._is_scaled = True
         return self._scaler.scale(loss)
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> bool:
+    def unscale(self, optimizer: Optimizer) -> bool:
         """Divide the gradients of an optimizer by the scale; waits for the device.
 
         Returns:
@@ -86,7 +86,7 @@ class LossScale:
         self._states.clear()
 
     @property
-    def _states(self) -> dict[int, dict[str, Any]]:
+    def _states(self) -> dict[int, State]:
         """What torch's scaler knows of each optimizer in this window, by its id."""
         return self._scaler._per_optimizer_states
 

@@ -23,6 +23,9 @@ from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
 
+Run = Callable[[Tensors], Values]
+"""Runs a batch, or a part of one: source -> tensor; returns the outputs."""
+
 
 class FirstWindow:
     """Watches a `train_step` during its first window, for what a beginner forgets.
@@ -122,15 +125,13 @@ class Manual:
         first_window: watches its first window; None if only `update` is the subclass's own.
     """
 
-    def __init__(
-        self, train_step: Callable[[Tensors], Values], autocast: Autocast | None, first_window: FirstWindow | None
-    ) -> None:
+    def __init__(self, train_step: Run, autocast: Autocast | None, first_window: FirstWindow | None) -> None:
         self._autocast = autocast
         self.replace(train_step)
         self._first_window = first_window
         self._asked: set[ScheduledOptimizer] = set()  # those whose update the current part has asked for
 
-    def replace(self, train_step: Callable[[Tensors], Values]) -> None:
+    def replace(self, train_step: Run) -> None:
         """Call another function from now on."""
         self._call = train_step if self._autocast is None else partial(self._autocast.call, train_step)
 

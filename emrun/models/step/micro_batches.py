@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.encoding import random_state, set_random_state
@@ -19,7 +19,7 @@ from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import copied_buffers, restore_buffers
 from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.size_search import ADVICE, free, is_out_of_memory
-from emrun.ranks.parts import Joined, mean, split, weight_of
+from emrun.ranks.parts import Joined, Weight, mean, split, weight_of
 from emrun.ranks.shares import rows_in
 
 _LOG = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class MicroBatches:
         # the parts
         joined = Joined("micro_batch_size", "parts of batches")
         losses: list[Tensor] = []
-        weights: list[float | Tensor] = []
+        weights: list[Weight] = []
         step.begin_parts(joined)
         try:
             for part, count in split(inputs, examples, self.size):
@@ -158,7 +158,7 @@ class MicroBatches:
         return joined.outputs()
 
 
-def _warn_of_batch_norm(module: torch.nn.Module) -> None:
+def _warn_of_batch_norm(module: Module) -> None:
     name = next((name for name, each in module.named_modules() if isinstance(each, _BatchNorm) and each.training), None)
     if name is not None:
         _LOG.warning(

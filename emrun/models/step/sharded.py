@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from emrun.base.errors import StreamError
 from emrun.models.forward_pass import ForwardPass
@@ -13,7 +15,7 @@ from emrun.models.step.gradient_sums import EMPTY, EXTRA
 from emrun.models.step.summed import RankSums, SummedStep
 from emrun.models.step.training_step import Parameters, backward
 from emrun.ranks.group import Ranks
-from emrun.ranks.parts import weighted
+from emrun.ranks.parts import Weight, weighted
 from emrun.ranks.pieces import piece
 
 
@@ -35,7 +37,7 @@ class ShardedSums(RankSums):
         """Forget which parameters have got a gradient."""
         self._sharding.given.clear()
 
-    def new(self, optimizer: torch.optim.Optimizer) -> ShardSums:
+    def new(self, optimizer: Optimizer) -> ShardSums:
         """Return new sums of the gradients of an optimizer."""
         names = names_of(self.forward_pass.module)
         parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
@@ -66,12 +68,12 @@ class ShardSums:
         given: the names of the parameters for which this rank has calculated a gradient in the window.
     """
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], ranks: Ranks, given: set[str]) -> None:
+    def __init__(self, parameters: dict[str, Parameter], ranks: Ranks, given: set[str]) -> None:
         self._parameters = parameters
         self._ranks = ranks
         self._given = given
 
-    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
+    def reduce(self, weight: Weight, loss: Tensor | None = None) -> Tensor | None:
         """Divide the gradients by the sum of the weights, unless this is 0; one that no rank has given becomes None.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,11 +17,11 @@ from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.gradient_sums import EMPTY, GradientSums
 from emrun.models.step.single import refuse_closure
-from emrun.models.step.training_step import Calls, Parameters, backward
+from emrun.models.step.training_step import Calls, Check, Parameters, backward
 from emrun.models.step.updater import Closure, Updater
 from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import Ranks
-from emrun.ranks.parts import weighted
+from emrun.ranks.parts import Weight, weighted
 from emrun.ranks.shares import rows_in
 
 
@@ -77,7 +76,7 @@ class RankSums:
         """Return new sums of the gradients of an optimizer."""
         return GradientSums(parameters_of(optimizer), self.ranks)
 
-    def mean(self, loss: Tensor, weight: float | Tensor) -> Tensor:
+    def mean(self, loss: Tensor, weight: Weight) -> Tensor:
         """Return the mean of the losses of all ranks, of shape (); all ranks call this.
 
         Raises:
@@ -109,7 +108,7 @@ class SummedStep(AccumulatedStep):
         self._sums = sums
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
-    def begin_stream(self, check_first: Callable[[Values], bool]) -> None:
+    def begin_stream(self, check_first: Check) -> None:
         """Prepare for the batches of a train stream."""
         super().begin_stream(check_first)
         only = self.updater.optimizers.only
@@ -145,7 +144,7 @@ class SummedStep(AccumulatedStep):
         if self.checks_parts:
             self.updater.refuse(self.minimised)
 
-    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
+    def complete(self, optimizer: Optimizer, weight: Weight) -> bool:
         """Make the gradients those of the mean loss of the window on all ranks."""
         carries_loss = self._sums.carries_loss
         self._mean_loss = self._sums.sums_of(optimizer).reduce(weight, self.minimised if carries_loss else None)

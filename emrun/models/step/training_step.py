@@ -16,8 +16,11 @@ from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
 from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.outputs import mean_loss
-from emrun.models.step.manual import Manual
+from emrun.models.step.manual import Manual, Run
 from emrun.models.step.updater import Closure, Updater
+
+Check = Callable[[Values], bool]
+"""Looks at the outputs of the first batch; returns whether the outputs of later batches may have weights."""
 
 Parameters = Sequence[Parameter] | None
 
@@ -50,7 +53,7 @@ class Calls:
         update: an `update` of a subclass, to which the optimizer and the loss are given; None for that of the step.
     """
 
-    forward: Callable[[Tensors], Values]
+    forward: Run
     manual: Manual | None = None
     backward: Callable[..., None] | None = None
     update: Callable[..., None] | None = None
@@ -79,11 +82,11 @@ class TrainingStep(ABC):
         self.updater = updater
         self._forward = calls.forward
         self._manual = calls.manual
-        self._train: Callable[[Tensors], Values] = self.train if calls.manual is None else self._train_manually
+        self._train: Run = self.train if calls.manual is None else self._train_manually
         self._add: Callable[[Tensor], None] = self.add if calls.backward is None else calls.backward
         self._make: Callable[[ScheduledOptimizer, Any], None] = self.make if calls.update is None else calls.update
         self._looks = False  # whether the outputs of the next batch are looked at
-        self._check_first: Callable[[Values], bool] | None = None  # while the first batch of a stream is awaited
+        self._check_first: Check | None = None  # while the first batch of a stream is awaited
 
     # what each kind of step says
 
@@ -111,7 +114,7 @@ class TrainingStep(ABC):
     def weigh(self, outputs: Values) -> None:  # noqa: B027 - single batches have no weights
         """Look at the outputs of a batch before its loss is minimised, e.g. at the weights of its examples."""
 
-    def begin_stream(self, check_first: Callable[[Values], bool]) -> None:
+    def begin_stream(self, check_first: Check) -> None:
         """Prepare for the batches of a train stream.
 
         Args:
@@ -144,7 +147,7 @@ class TrainingStep(ABC):
         self.outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
-    def replace(self, train: Callable[[Tensors], Values]) -> None:
+    def replace(self, train: Run) -> None:
         """Train on each batch or part by another function, which an object has in place of its `train_step`."""
         if self._manual is None:
             self._train = train
@@ -161,7 +164,7 @@ class TrainingStep(ABC):
             self._begin_batches(outputs, self._check_first)
         self.weigh(outputs)
 
-    def _begin_batches(self, outputs: Values, check_first: Callable[[Values], bool]) -> None:
+    def _begin_batches(self, outputs: Values, check_first: Check) -> None:
         """Look at all that the first batch of a stream shows."""
         self._check_first = None
         self._looks = check_first(outputs) and self.weighs_examples

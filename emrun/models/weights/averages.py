@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import did_you_mean
@@ -25,7 +25,7 @@ class EvaluationWeights:
         ArgumentError: a name or a tensor does not fit the module.
     """
 
-    def __init__(self, module: torch.nn.Module, others: Tensors) -> None:
+    def __init__(self, module: Module, others: Tensors) -> None:
         self.others = dict(others)
         self.in_use = False
         """Whether the module has the tensors for evaluations."""

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.models.modes import in_mode
 
 
 @contextmanager
-def calculated_anew(module: torch.nn.Module) -> Iterator[None]:
+def calculated_anew(module: Module) -> Iterator[None]:
     """Replace the running statistics by means over the batches on which the module runs in this block.
 
     The module is in training mode, as in `torch.optim.swa_utils.update_bn`. BatchNorm that is in evaluation mode while

@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import Literal, Required, TypedDict
 
 from torch import Tensor
 from torch.nn import Module
 
 from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
-from emrun.base.patterns import check_matches, compiled, patterns
+from emrun.base.patterns import Match, check_matches, compiled, patterns
 from emrun.base.tables import Table
+from emrun.base.types import Json
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
 from emrun.models.modes import Tensors
 from emrun.models.weights.matching import MISMATCHES, Matches, dtype_in_words, matches_of
@@ -36,8 +37,8 @@ class InitFromForm(TypedDict, total=False):
     """The long form of `init_from` in a config; `path` is required."""
 
     path: Required[str]
-    match: str | Sequence[str]
-    rename: Mapping[str, str | Sequence[str]]
+    match: Match
+    rename: Mapping[str, Match]
     on_mismatch: Mismatch
 
 
@@ -101,7 +102,7 @@ class InitFrom:
             raise ArgumentError(_KEY, "the list is empty")
         return [cls.read(entry, f"{_KEY}[{index}]") for index, entry in enumerate(value)]
 
-    def load(self, module: Module, before: dict[str, str]) -> dict[str, Any]:
+    def load(self, module: Module, before: dict[str, str]) -> Json:
         """Load the weights into a module, and log a table of what was loaded and what was not.
 
         Args:
@@ -159,7 +160,7 @@ class InitFrom:
     def _refused(self, message: str) -> ArgumentError:
         return ArgumentError(self.key, message)
 
-    def _renamed(self, tensors: Tensors) -> dict[str, Tensor]:
+    def _renamed(self, tensors: Tensors) -> Tensors:
         """Return the tensors of a file under the names that the module would have for them."""
         unused = dict.fromkeys(pattern.pattern for pattern, _ in self.rename)
         renamed: dict[str, Tensor] = {}
@@ -218,10 +219,10 @@ def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[s
     return tuple(renames)
 
 
-def _rows(matches: Matches, in_module: Tensors, others: list[str]) -> list[dict[str, Any]]:
+def _rows(matches: Matches, in_module: Tensors, others: list[str]) -> list[Json]:
     """Return the rows of the table: {what, tensors, values, which}."""
 
-    def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:
+    def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> Json:
         names = list(names)
         return {
             "what": what,

@@ -105,7 +105,7 @@ class Loadable:
         self._begins_with = begins_with
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None without a run
-        self._not_loaded: dict[str, Tensor] = {}  # copies of the buffers that a load leaves out, by their names
+        self._not_loaded: Tensors = {}  # copies of the buffers that a load leaves out, by their names
 
     def register(self) -> None:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.models.modes import Tensors
 from emrun.models.weights.saving import own_tensors, same_tensors
@@ -63,7 +64,7 @@ class Matches:
         self.not_loaded.setdefault(why, {})[name] = text or name
 
 
-def matches_of(module: torch.nn.Module, in_file: Tensors, selects: Callable[[str], bool]) -> Matches:
+def matches_of(module: Module, in_file: Tensors, selects: Callable[[str], bool]) -> Matches:
     """Return how the tensors of a file match those of a module.
 
     Args:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from emrun.base.encoding import decode
 from emrun.base.errors import ArgumentError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.base.wording import listed
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors
@@ -180,7 +181,7 @@ class Weights:
         load_weights(module, self._loaded_from, TRAINED)
 
 
-def begin_with(module: torch.nn.Module, init_from: Sequence[InitFrom]) -> dict[str, Any]:
+def begin_with(module: Module, init_from: Sequence[InitFrom]) -> Json:
     """Load other weights into a module, to begin with.
 
     Returns:

@@ -21,7 +21,7 @@ from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, Collected
 
 
-def tensors_of(module: Module) -> dict[str, Tensor]:
+def tensors_of(module: Module) -> Tensors:
     """Return the parameters and buffers of a module by their names, those that are not saved too."""
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
@@ -31,7 +31,7 @@ def own_tensors(module: Module) -> dict[str, Tensor]:
     return {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
 
 
-def extra_state(module: Module) -> dict[str, Any]:
+def extra_state(module: Module) -> Values:
     """Return the extra state in a module's state dict: what `get_extra_state` of its parts returned."""
     return {name: value for name, value in module.state_dict().items() if _is_extra(name, value)}
 
@@ -88,7 +88,7 @@ def same_tensors(module: Module, tensors: Tensors) -> list[list[str]]:
     return list(names.values())
 
 
-def as_held(module: Module, tensors: Values) -> dict[str, Tensor]:
+def as_held(module: Module, tensors: Values) -> Tensors:
     """Return tensors, which may be `Stored`, as a module holds those of the same names: in pieces, if it is sharded."""
     held = own_tensors(module)
     return {
