@@ -17,8 +17,12 @@ def find_device(name: str) -> torch.device:
         ArgumentError: there is no such device, or it cannot be used here.
     """
     if name == "auto":
-        kinds = (("cuda", torch.cuda.is_available), ("mps", torch.backends.mps.is_available))
-        return torch.device(next((kind for kind, available in kinds if available()), "cpu"))
+        name = "cpu"
+        if torch.backends.mps.is_available():
+            name = "mps"
+        if torch.cuda.is_available():
+            name = "cuda"
+        return torch.device(name)
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

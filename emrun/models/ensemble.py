@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,13 +140,13 @@ class Ensemble(MadeOfRuns):
     @property
     def input_names(self) -> Sequence[str]:
         """Names of the sources that any of the runs needs, and those of losses and metrics."""
-        needed = chain.from_iterable(each.input_names for _, each in self.members)
+        needed = [name for _, each in self.members for name in each.input_names]
         return list(dict.fromkeys([*needed, *super().input_names]))
 
     @property
     def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
         """Names of the sources that any of the runs, a loss or a metric uses if a batch has them."""
-        used = chain.from_iterable(each.optional_input_names for _, each in self.members)
+        used = [name for _, each in self.members for name in each.optional_input_names]
         return list(dict.fromkeys([*used, *super().optional_input_names]))
 
     def returned(self, batch: Batch, stream: str) -> Values:

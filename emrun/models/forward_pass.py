@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -117,15 +117,12 @@ class ForwardPass:
         """From now on, leave out losses and metrics that need a source which a batch does not have."""
         required, optional = self.outputs.sources()
         self.outputs.leave_out_missing()
-        self._predict_only([*required, *optional])
+        self.inputs.predict_only(self.module, [*required, *optional])
 
     def leave_out_measures(self) -> None:
         """From now on, leave out losses and metrics, and the sources that only they need."""
         self.outputs.leave_out_all()
-        self._predict_only([])
-
-    def _predict_only(self, optional: Sequence[str]) -> None:
-        self.inputs.predict_only(self.module, optional)
+        self.inputs.predict_only(self.module, [])
 
     @contextmanager
     def changing(self, change: Callable[[Any], Any]) -> Iterator[None]:

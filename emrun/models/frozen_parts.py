@@ -43,5 +43,11 @@ class FrozenParts:
 
 
 def _training(part: Module, kind: type[Module]) -> list[Module]:
-    found = (each for each in part.modules() if isinstance(each, kind) and each.training)
-    return [each for each in found if getattr(each, "track_running_stats", True) and getattr(each, "p", 1)]
+    return [
+        each
+        for each in part.modules()
+        if isinstance(each, kind)
+        and each.training
+        and getattr(each, "track_running_stats", True)
+        and getattr(each, "p", 1)
+    ]

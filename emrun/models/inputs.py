@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
@@ -72,8 +73,7 @@ class InputNames:
             ArgumentError: the form does not fit the signature of forward.
         """
         parameters = signature_of(module).parameters
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        named = {name: p for name, p in parameters.items() if p.kind not in variable}
+        named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
         if inputs is None:
@@ -152,8 +152,11 @@ class Passing:
             return module(*[tensors[source] for source in self._positional], **keywords)
         except Exception as error:
             names = [*self._positional, *(source for _, source in self._named)]
-            there = [describe(name, tensors[name]) for name in names if name in tensors]
-            add_inputs(error, f"forward of {type(module).__name__}", there)
+            add_inputs(
+                error,
+                f"forward of {type(module).__name__}",
+                [describe(name, tensors[name]) for name in names if name in tensors],
+            )
             raise
 
 
@@ -182,11 +185,7 @@ class Inputs:
         self._on_cpu = device.type == "cpu"
         self.need(*others)
         self._wanted = (dtype_of(module), torch.int64, torch.bool)
-        self._shared = (
-            {(np.ndarray, _OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY}
-            if self._on_cpu
-            else set()
-        )
+        self._shared = {(np.ndarray, _OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY}
         self.passing = Passing(names, module)
 
     def predict_only(self, module: Module, optional: Sequence[str]) -> None:
@@ -334,22 +333,23 @@ def signature_of(module: Module) -> inspect.Signature:
     try:
         return inspect.signature(module.forward)
     except ValueError:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        nothing = inspect.Parameter.empty
         forward: Any = module.forward
-        arguments = forward.schema.arguments[1:]
         return inspect.Signature(
             [
-                inspect.Parameter(each.name, kind, default=each.default_value if each.has_default_value() else nothing)
-                for each in arguments
+                Parameter(
+                    each.name,
+                    Parameter.POSITIONAL_OR_KEYWORD,
+                    default=each.default_value if each.has_default_value() else Parameter.empty,
+                )
+                for each in forward.schema.arguments[1:]
             ]
         )
 
 
-def _with_default(module: Module, names: Iterable[str]) -> list[str]:
+def _with_default(module: Module, names: Container[str]) -> list[str]:
     """Return those parameters of forward that have a default value."""
-    parameters = signature_of(module).parameters
-    return [name for name in names if name in parameters and parameters[name].default is not inspect.Parameter.empty]
+    parameters = signature_of(module).parameters.values()
+    return [each.name for each in parameters if each.name in names and each.default is not each.empty]
 
 
 def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:

@@ -52,7 +52,7 @@ class Outputs:
             if len(set(names)) < len(names):
                 raise ArgumentError("outputs", f"{list(names)} names an output twice")
         self._named = tuple(names) if names is not None else None
-        self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
+        self._only = names[0] if names is not None and len(names) == 1 else None
         self.terms = calculations("loss", loss, device, module)
         """The losses by their names; a single one is called `loss`."""
         self._loss = self.terms.get("loss")
@@ -89,9 +89,8 @@ class Outputs:
 
     def sources(self) -> tuple[list[str], list[str]]:
         """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
-        used = [*self.terms.values(), *self.of_batches.values(), *self.of_streams.values()]
         made = {*self.names, "loss"} if self._named is not None else set[str]()
-        wanted = [(name, each) for each in used for name in each.inputs if name not in made]
+        wanted = [(name, each) for each in self._all() for name in each.inputs if name not in made]
         needed = {name: None for name, each in wanted if self._named is not None and each.streams is None}
         return list(needed), list(dict.fromkeys(name for name, _ in wanted if name not in needed))
 
@@ -116,8 +115,10 @@ class Outputs:
         """Return the key of the first loss or metric that names a source, None if none does."""
         if self._left_out is not None:  # then they need nothing
             return None
-        used = (*self.terms.values(), *self.of_batches.values(), *self.of_streams.values())
-        return next((f"model.{each.key}" for each in used if source in each.inputs), None)
+        return next((f"model.{each.key}" for each in self._all() if source in each.inputs), None)
+
+    def _all(self) -> list[Calculation]:
+        return [*self.terms.values(), *self.of_batches.values(), *self.of_streams.values()]
 
     def of(self, returned: Any, inputs: Tensors) -> dict[str, Any]:
         """Return the outputs of a batch.
@@ -238,7 +239,8 @@ class Calculation:
             if not self.streams:
                 raise ArgumentError(f"{key}.streams", "the list is empty; leave it out for all streams")
         function = form()
-        self.metric: Any = function if key.startswith("metrics") and is_of_streams(function) else None
+        is_loss = key.startswith("loss")
+        self.metric: Any = None if is_loss or not is_of_streams(function) else function
         """The object, if it is a metric of whole streams."""
         if self.metric is not None:
             if isinstance(function, type):
@@ -253,14 +255,14 @@ class Calculation:
                     key, "it has parameters, which would not be trained or saved; make it part of the module"
                 )
         if not callable(function):
-            advice = "" if key.startswith("loss") else ", and does not have the methods update, compute and reset"
+            advice = "" if is_loss else ", and does not have the methods update, compute and reset"
             raise ArgumentError(key, f"{type(function).__name__} cannot be called{advice}")
         self.function = function
         self._values = values_of(self.inputs)
         place = _place_of_module(function) if module is not None else None
         self.takes_module = place is not None
         self._call = function if place is None else partial(function, module=module)
-        if key.startswith("loss"):
+        if is_loss:
             self._call = partial(self._check_first, self._call)
         if place is not None and place < len(self.inputs):
             raise ArgumentError(key, "its parameter 'module' must come after those of its 'inputs'")
@@ -424,5 +426,4 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
             f"output 'loss_weight' or 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
             ": it must have one number per example"
         )
-    mean: Tensor = weighted(per_example, weights).sum() / weights.sum()
-    return mean
+    return weighted(per_example, weights).sum() / weights.sum()  # type: ignore[no-any-return]

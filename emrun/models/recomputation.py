@@ -43,8 +43,9 @@ def recompute(module: Module, value: object) -> list[str]:
         value = value.get("match")
         argument = f"{_KEY}.match"
     matching = matching_parts(module, argument, value)
-    is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
-    chosen = {name: part for name, part in matching.items() if not is_inside[name]}
+    chosen = {
+        name: part for name, part in matching.items() if not any(name.startswith(f"{outer}.") for outer in matching)
+    }
     before = recomputed(module)  # by another model with the same module
     for part in [part for part in chosen.values() if part not in before]:
         part.__dict__[_OF_INSTANCE] = part.__dict__.get("forward")  # which the user has set

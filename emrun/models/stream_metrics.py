@@ -129,8 +129,11 @@ class StreamMetrics:
             )
         if len(found) < len(values) and name not in self._told:
             self._told.add(name)
-            others = listed([str(key) for key in values if str(key) not in found])
-            _LOG.info("model.metrics.%s: %s are left out, which are not numbers", name, others)
+            _LOG.info(
+                "model.metrics.%s: %s are left out, which are not numbers",
+                name,
+                listed([str(key) for key in values if str(key) not in found]),
+            )
         return found if isinstance(result, Mapping) else found[""]
 
     def _tell_of_range(self, stream: str, name: str) -> None:
@@ -208,10 +211,8 @@ class StreamMetrics:
     def merged(self, states: Sequence[Values], *, empty: bool) -> State:
         """Return what several ranks have in `state_dict` as one, or with metrics that have seen nothing."""
         self._turn_to(None)
-        if empty:
-            return {**states[0], "metrics": self._take()}
-        metrics = dict(states[0]["metrics"])
-        if states[0]["open"] is None or len(states) == 1:  # there is nothing to merge
+        metrics = self._take() if empty else dict(states[0]["metrics"])
+        if empty or states[0]["open"] is None or len(states) == 1:  # there is nothing to merge
             return {**states[0], "metrics": metrics}
         for name, each in self._states.items():
             saved = [state["metrics"].get(name) for state in states]

@@ -250,15 +250,16 @@ class TorchModel(ModuleModel):
         self._has_trained = False  # whether this epoch has trained
         self._is_compared = False  # whether the first batch was compared with its halves
         self._forward: Run = self._forward_pass.run
-        if type(self).forward is not TorchModel.forward:
+        if self._overrides("forward"):
             self._forward = self.forward if autocast is None else partial(autocast.call, self.forward)
         updater = Updater(self, self._optimizers, self._skipped)
+        is_single = accumulate == 1 and micro_batch_size is None
         self._step = choose_step(
             self._calls(),
             updater,
             accumulate,
-            splits_batches=micro_batch_size is not None,
-            sums=self._sums(is_single=accumulate == 1 and micro_batch_size is None, sends=micro_batch_size != "auto"),
+            is_single=is_single,
+            sums=self._sums(is_single=is_single, sends=micro_batch_size != "auto"),
         )
         self._micro_batches: MicroBatches | None = None
         if micro_batch_size is not None and isinstance(self._step, AccumulatedStep):
@@ -275,7 +276,7 @@ class TorchModel(ModuleModel):
         Raises:
             ArgumentError: there are such arguments.
         """
-        own = type(self)
+        kind = type(self).__name__
         if micro_batch_size is not None and (sync_batch_norm or strategy is not None):
             raise ArgumentError(
                 "sync_batch_norm" if sync_batch_norm else "strategy",
@@ -284,11 +285,9 @@ class TorchModel(ModuleModel):
         if strategy is None:
             return
         if self.trains_itself:
-            raise ArgumentError("strategy", f"cannot be used with a train_step or an update of {own.__name__} yet")
-        if any(getattr(own, name) is not getattr(TorchModel, name) for name in ("save", "stage", "load")):
-            raise ArgumentError(
-                "strategy", f"cannot be used with a save or a load of {own.__name__} yet; remove one of them"
-            )
+            raise ArgumentError("strategy", f"cannot be used with a train_step or an update of {kind} yet")
+        if self._overrides("save", "stage", "load"):
+            raise ArgumentError("strategy", f"cannot be used with a save or a load of {kind} yet; remove one of them")
 
     def _sharded(self, strategy: object) -> Sharding:
         """Divide the module among the ranks.
@@ -320,20 +319,13 @@ class TorchModel(ModuleModel):
 
     def _calls(self) -> Calls:
         """Return what a step calls: methods of a subclass, as far as it overrides them."""
-        own = type(self)
         manual = None
         if self.trains_itself:
             first_window = None
-            if own.train_step is not TorchModel.train_step:
-                first_window = FirstWindow(
-                    f"{own.__name__}.train_step",
-                    self.iterations_per_update,
-                    self._all_optimizers,
-                    self._loadable.check,
-                    sees_updates=own.update is TorchModel.update,
-                )
+            if self._overrides("train_step"):
+                first_window = FirstWindow(self, self._loadable.check, sees_updates=not self._overrides("update"))
             manual = Manual(self.train_step, self._forward_pass.autocast, first_window)
-        if manual is None and own.backward is TorchModel.backward:
+        if manual is None and not self._overrides("backward"):
             return Calls(self._forward)
         return Calls(self._forward, manual, self.backward, self._update_member)
 
@@ -381,13 +373,16 @@ class TorchModel(ModuleModel):
         takes_mean = self._summed is not None and not isinstance(self._summed, SummedBatchStep)
         self._finishes = takes_mean or self._stream_metrics is not None
 
+    def _overrides(self, *names: str) -> bool:
+        """Return whether a subclass has one of these methods of its own."""
+        return any(getattr(type(self), name) is not getattr(TorchModel, name) for name in names)
+
     # what the model tells
 
     @property
     def trains_itself(self) -> bool:
         """Whether a subclass has a `train_step` or an `update` of its own."""
-        own = type(self)
-        return own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        return self._overrides("train_step", "update")
 
     @property
     def is_sharded(self) -> bool:  # type: ignore[override]
@@ -421,9 +416,6 @@ class TorchModel(ModuleModel):
     @property
     def own_optimizers(self) -> Mapping[str, Optimizer]:
         """Name -> optimizer, also those that are attributes of a subclass."""
-        return self._all_optimizers()
-
-    def _all_optimizers(self) -> Mapping[str, Optimizer]:
         attributes = {name: value for name, value in vars(self).items() if isinstance(value, Optimizer)}
         return {**attributes, **self.optimizers}
 
@@ -489,8 +481,8 @@ class TorchModel(ModuleModel):
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        metrics = (member.metric for member in self._optimizers.members)
-        return list(dict.fromkeys(metric for metric in metrics if metric is not None))
+        members = self._optimizers.members
+        return list(dict.fromkeys(member.metric for member in members if member.metric is not None))
 
     def step_values(self) -> Values:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
@@ -502,8 +494,10 @@ class TorchModel(ModuleModel):
         only = self._optimizers.only
         if loss is not None and only is not None and only.rates is not None:  # the usual case
             return {"loss": loss, "learning_rate": only.rates}
-        rates = self._optimizers.rates(self._main_loop, of_next=self._step.is_open)
-        values = {"loss": loss, "learning_rate": rates}
+        values = {
+            "loss": loss,
+            "learning_rate": self._optimizers.rates(self._main_loop, of_next=self._step.is_open),
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def schedule_plan(self) -> SchedulePlan | None:
@@ -516,7 +510,7 @@ class TorchModel(ModuleModel):
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        return self._forward_pass.prefetcher() if type(self).run is TorchModel.run else None
+        return None if self._overrides("run") else self._forward_pass.prefetcher()
 
     def memory_of_rank(self, count: int) -> dict[str, int]:
         """Return what the first of several ranks needs, which has most, for a model with `strategy` in one process.
@@ -609,22 +603,23 @@ class TorchModel(ModuleModel):
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)
-            gathers = compare_halves(
-                self.module,
-                self._forward,
-                inputs,
-                examples_of(batch),
-                precision=self.precision,
-                micro_batches=self._micro_batches,
+            self._summed.exchange_if(
+                compare_halves(
+                    self.module,
+                    self._forward,
+                    inputs,
+                    examples_of(batch),
+                    precision=self.precision,
+                    micro_batches=self._micro_batches,
+                )
             )
-            self._summed.exchange_if(gathers)
 
     def _check_first(self, outputs: Values) -> bool:
         """Check the first batch of a train stream before its update; return whether later outputs may have weights."""
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)
         self._loadable.check()
-        return type(self).forward is not TorchModel.forward or self._forward_pass.outputs.may_have_weights
+        return self._overrides("forward") or self._forward_pass.outputs.may_have_weights
 
     def _explain(self, error: Exception, batch: Batch) -> None:
         """Add advice to an error of a train step, and free its outputs."""
@@ -740,15 +735,14 @@ class TorchModel(ModuleModel):
         warn_of_unused(self.module)
         if ranks().several and self._synchronised is None:
             warn_of_batch_norm(self.module)
-        if not self.optimizers and type(self).train_step is TorchModel.train_step:
+        if not self.optimizers and not self._overrides("train_step"):
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self.trains_itself:
             self._optimizers.check_steps_alone()
         # what will be saved
         if self._main_loop is not None and self._main_loop.has_run:
-            own = type(self)
-            saves_more = own.state_dict is not TorchModel.state_dict
-            if own.save is TorchModel.save and own.load is TorchModel.load:
+            saves_more = self._overrides("state_dict")
+            if not self._overrides("save", "load"):
                 self._loadable.check_saving(saves_more=saves_more)
             elif not saves_more:
                 self._loadable.check_own([self, self._weights, self._forward_pass])

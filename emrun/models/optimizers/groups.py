@@ -99,8 +99,8 @@ def _returned(module: Module, make: Any, key: str) -> Groups:
             )
         params = group["params"]
         params = [params] if isinstance(params, Tensor) else params
-        parameters = [each[-1] if isinstance(each, tuple) else each for each in params]  # of named_parameters()
-        groups.append({**group, "params": parameters})
+        # pairs are those of named_parameters()
+        groups.append({**group, "params": [each[-1] if isinstance(each, tuple) else each for each in params]})
     return groups
 
 
@@ -153,6 +153,7 @@ def _split(groups: Groups, ids: set[int], key: str) -> Groups:
     for group in groups:
         within = set() if "weight_decay" in group else ids
         decayed.append({**group, "params": [each for each in group["params"] if id(each) not in within]})
-        without = [each for each in group["params"] if id(each) in within]
-        others.append({**group, "params": without, "weight_decay": 0.0})
+        others.append(
+            {**group, "params": [each for each in group["params"] if id(each) in within], "weight_decay": 0.0}
+        )
     return [group for group in (*decayed, *others) if group["params"]]

@@ -83,7 +83,7 @@ class Optimizers:
             return optimizer
         optimizers = self.optimizers
         if optimizer not in optimizers:
-            allowed = did_you_mean(optimizer, optimizers) or f"; there are {listed(list(optimizers)) or 'none'}"
+            allowed = did_you_mean(optimizer, optimizers) or f"; there are {listed(list(optimizers))}"
             raise ArgumentError("optimizer", f"there is no optimizer {optimizer!r}{allowed}")
         return optimizers[optimizer]
 
@@ -120,11 +120,10 @@ class Optimizers:
         optimizers = self.owners()
         if not optimizers:
             return
-        parameters = dict(module.named_parameters())
-        beside = set(map(id, parameters_beside(list(parameters.values()), *optimizers)))
-        untrained = {name for name, each in parameters.items() if each.requires_grad and id(each) in beside}
-        if names := [name for name in parameters if name in untrained - self._untrained]:
-            self._untrained |= untrained
+        beside = set(map(id, parameters_beside(list(module.parameters()), *optimizers)))
+        untrained = [name for name, each in module.named_parameters() if each.requires_grad and id(each) in beside]
+        if names := [name for name in untrained if name not in self._untrained]:
+            self._untrained.update(names)
             _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
 
     # the weights for training, and those for evaluations
@@ -186,8 +185,12 @@ class Optimizers:
         """Return the states of optimizers and schedulers, and the last learning rates."""
         if self.only is not None:
             return self.only.state_dict()
-        several = {member.name: member.state_dict() for member in self.members}
-        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
+        return {
+            "optimizer": None,
+            "scheduler": None,
+            "rates": None,
+            "optimizers": {member.name: member.state_dict() for member in self.members},
+        }
 
     def load_state_dict(self, state: Values, loop: Loop | None) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
@@ -201,8 +204,8 @@ class Optimizers:
         """
         states: Values = state.get("optimizers") or {"": state}  # the only optimizer has no name
         if sorted(states) != sorted(self._names):
-            now = listed(self._names) if any(self._names) else "no names"
-            then = listed(list(states)) if any(states) else "no names"
+            now = listed(self._names) or "no names"
+            then = listed(list(states)) or "no names"
             raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
         refusals: list[str] = []
         for member in self.members:

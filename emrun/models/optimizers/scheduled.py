@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -145,8 +145,8 @@ class ScheduledOptimizer:
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
         self.bare_step = BareStep.of(self.optimizer)
-        trained = filter(attrgetter("requires_grad"), parameters_of(self.optimizer))
-        without = {id(parameter) for parameter in trained if parameter.grad is None}
+        parameters = parameters_of(self.optimizer)
+        without = {id(each) for each in parameters if each.requires_grad and each.grad is None}
         names = [name for name, parameter in module.named_parameters() if id(parameter) in without]
         if names:
             _LOG.warning(

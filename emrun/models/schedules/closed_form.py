@@ -80,8 +80,13 @@ class ClosedForm(ABC):
             raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
         final = 0.0 if final is None else final
         allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
-        above = math.nextafter(self.largest_final, math.inf)
-        check_number("final", final, f"a share of the rate, {allowed}", least=0, below=above)
+        check_number(
+            "final",
+            final,
+            f"a share of the rate, {allowed}",
+            least=0,
+            below=math.nextafter(self.largest_final, math.inf),
+        )
         # the phases
         self.optimizer = optimizer
         self.final = float(final)
@@ -169,8 +174,7 @@ class ClosedForm(ABC):
             )
         # their rates
         end = total - cooldown
-        has_milestones = total and self.further_lengths  # which are checked even if no update is left for them
-        is_checked = end > warmup or has_milestones
+        is_checked = end > warmup or (total and self.further_lengths)  # also milestones without updates that are left
         between = self.between(horizon, warmup, end - warmup) if is_checked else lambda done: 1.0
         return curves.in_phases(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
 
@@ -294,8 +298,11 @@ class ClosedForm(ABC):
         with_lengths = name + "".join(f", {length.name} {length}" for length in self.lengths())
         # a run that time ends
         if horizon.share is not None:
-            rates = curves.sampled(self.plan(horizon), TICKS, bases)
-            return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=rates)
+            return SchedulePlan(
+                with_lengths,
+                note="shares of the time in which the run trains",
+                rates=curves.sampled(self.plan(horizon), TICKS, bases),
+            )
         # a run whose length is not known yet
         if self.is_awaited(horizon) and self.planned is None:
             is_of_shares = all(length.unit == "%" for length in self.lengths())
@@ -312,9 +319,10 @@ class ClosedForm(ABC):
         note = ""
         if "before" in plan:
             began = plan["began"]
-            old = curves.by_group(bases, [plan["before"]])
-            new = curves.by_group(bases, [factor(began)])
-            note = f"on_extend=replan after {began} updates, from {old} to {new}"
+            note = (
+                f"on_extend=replan after {began} updates, from {curves.by_group(bases, [plan['before']])} "
+                f"to {curves.by_group(bases, [factor(began)])}"
+            )
         return SchedulePlan(name, updates, note=note, rates=curves.sampled(factor, max(updates, 1), bases))
 
     def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
@@ -336,8 +344,9 @@ class ClosedForm(ABC):
         if updates is not None and loop is not None and loop.has_run:
             self._at_cooldown = updates, loop
         # the parameter groups, of which a hook may have added some
-        groups = self.optimizer.param_groups
-        self._groups = [(group, float(group.setdefault("initial_lr", float(group["lr"])))) for group in groups]
+        self._groups = [
+            (group, float(group.setdefault("initial_lr", float(group["lr"])))) for group in self.optimizer.param_groups
+        ]
         self._set_rates()
 
     def step(self, epoch_data: object = None) -> None:
@@ -359,8 +368,11 @@ class ClosedForm(ABC):
 
     def state_dict(self) -> State:
         """Return the updates done and the plan, with the class and the configured arguments."""
-        state = {"updates_done": self.updates_done, "plan": self.planned}
-        return {"class": type(self).__name__, "configured": self._configured, "state": state}
+        return {
+            "class": type(self).__name__,
+            "configured": self._configured,
+            "state": {"updates_done": self.updates_done, "plan": self.planned},
+        }
 
     def load_state_dict(self, saved: Values) -> None:
         """Load what `state_dict` returned; the arguments are those of the config.

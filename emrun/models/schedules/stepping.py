@@ -46,8 +46,11 @@ class Scheduler:
 
     def state_dict(self) -> State:
         """Return the scheduler's state with its class and configured arguments."""
-        state = _plain(self.scheduler.state_dict())
-        return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
+        return {
+            "class": _class_of(self.scheduler),
+            "configured": self._configured,
+            "state": _plain(self.scheduler.state_dict()),
+        }
 
     def load_state_dict(self, saved: Values) -> None:
         """Load what `state_dict` returned; arguments that the config has changed since then replace the saved ones.
@@ -90,15 +93,16 @@ class Scheduler:
             return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
         steps = horizon.updates if self.on_update else epochs
         if steps is None:
-            awaited = "the length of the run is known after the zeroth epoch"
-            return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
+            when = "known after the zeroth epoch" if horizon.is_awaited else "not known"
+            return SchedulePlan(name, note=f"the length of the run is {when}")
         epochs = None if self.on_update else epochs
         first = on_dummy(self._at_first)
         now = on_dummy(self.scheduler)
         if first is None or now is None or steps > MOST_STEPS:
             why = f"of more than {MOST_STEPS} steps" if first is not None else "of your own"
-            note = f"the rates of a schedule {why} are not known in advance"
-            return SchedulePlan(name, horizon.updates, epochs, note)
+            return SchedulePlan(
+                name, horizon.updates, epochs, f"the rates of a schedule {why} are not known in advance"
+            )
         # the rates that are left, and those from the beginning
         unit = "updates" if self.on_update else "epochs"
         made = steps_made(now)
@@ -165,8 +169,8 @@ def build_scheduler(
         raise ArgumentError("scheduler.step_on", f"{step_on!r} is neither epoch nor update")
     if metric is not None:
         check_address("scheduler.metric", metric)
-    if metric is not None and step_on == "update":
-        raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
+        if step_on == "update":
+            raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
     # the scheduler
     try:
         with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built

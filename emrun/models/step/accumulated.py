@@ -34,6 +34,8 @@ class AccumulatedStep(TrainingStep):
     """
 
     weighs_examples = True
+    checks_parts = True
+    """Whether an update whose loss cannot be used is refused, or skipped, at the part with this loss."""
     count = staticmethod(examples_of)
     """Returns the number of examples of a batch."""
 
@@ -70,11 +72,6 @@ class AccumulatedStep(TrainingStep):
     def is_ending(self) -> bool:
         """Whether the window ends with the current part."""
         return not self._left
-
-    @property
-    def checks_parts(self) -> bool:
-        """Whether an update whose loss cannot be used is refused, or skipped, at the part with this loss."""
-        return True
 
     def clear(self) -> None:
         """Clear the gradients, at the beginning of a window."""
@@ -151,11 +148,10 @@ class AccumulatedStep(TrainingStep):
         key = "accumulate" if self._accumulate > 1 else "micro_batch_size"
         refuse_closure(closure, key)
         if self._manual is not None and self._manual.has_asked(member):
-            given = repr(member.name) if member.name else ""
             raise ArgumentError(
                 key,
-                f"train_step calls update({given}) twice for a batch, but an optimizer makes "
-                "one update for all parts of a window; call it once, or remove the key",
+                f"train_step calls update({repr(member.name) if member.name else ''}) twice for a batch, but an "
+                "optimizer makes one update for all parts of a window; call it once, or remove the key",
             )
         self.make(member, self.minimised)
 

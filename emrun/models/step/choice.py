@@ -11,7 +11,7 @@ from emrun.models.step.updater import Updater
 
 
 def choose_step(
-    calls: Calls, updater: Updater, accumulate: int, *, splits_batches: bool, sums: RankSums | None
+    calls: Calls, updater: Updater, accumulate: int, *, is_single: bool, sums: RankSums | None
 ) -> TrainingStep:
     """Return the step of a model.
 
@@ -19,10 +19,9 @@ def choose_step(
         calls: what a step calls of the model.
         updater: makes the updates.
         accumulate: the number of batches of a window.
-        splits_batches: whether the parts of a batch are run one by one.
+        is_single: whether an update has a single part: a batch that is run whole.
         sums: what several ranks exchange; None in one process.
     """
-    is_single = accumulate == 1 and not splits_batches
     scale = updater.skipped.scale
     if isinstance(sums, ShardedSums):
         return ShardedStep(calls, updater, accumulate, sums)

@@ -232,8 +232,7 @@ class _Layout:
         self.may_change = not all(are_trained)
         # the groups of parameters, from the last one to the first
         trained = list(compress(parameters, are_trained))
-        size = sum(each.numel() * each.element_size() for each in trained)
-        limit = min(_MOST, max(_LEAST, size // _PARTS))
+        limit = min(_MOST, max(_LEAST, sum(each.nbytes for each in trained) // _PARTS))
         groups: list[list[Parameter]] = []
         open_groups: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
         for each in reversed(trained):
@@ -243,7 +242,7 @@ class _Layout:
                 group = open_groups[kind] = []
                 groups.append(group)
             group.append(each)
-            if sum(each.numel() * each.element_size() for each in group) >= limit:
+            if sum(each.nbytes for each in group) >= limit:
                 del open_groups[kind]
         last = next((each for each in reversed(groups) if each[0].dtype in _PRECISE), [])
         groups = [*(each for each in groups if each is not last), last]  # of its own if no dtype is precise

@@ -31,30 +31,18 @@ class FirstWindow:
     """Watches a `train_step` during its first window, for what a beginner forgets.
 
     Args:
-        name: the name of the method, for messages.
-        batches: the number of batches of a window.
-        optimizers: returns name -> optimizer, also those that are attributes of the subclass.
+        model: the model, an object of the subclass.
         check_weights: called before an update; raises an error if a resume could not load the weights.
         sees_updates: whether each update is noted here: the subclass has no `update` of its own, which may make the
             update by itself.
     """
 
-    def __init__(
-        self,
-        name: str,
-        batches: int,
-        optimizers: Callable[[], Mapping[str, Optimizer]],
-        check_weights: Callable[[], None],
-        *,
-        sees_updates: bool,
-    ) -> None:
-        self._name = name
-        self._batches = batches
-        self._optimizers = optimizers
+    def __init__(self, model: Any, check_weights: Callable[[], None], *, sees_updates: bool) -> None:
+        self._model = model
         self._check_weights = check_weights
         self._sees_updates = sees_updates
         self._versions: dict[Tensor, int] | None = None  # of parameters at the beginning, if updates are not seen
-        self._left = batches
+        self._left = model.iterations_per_update
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
@@ -63,7 +51,7 @@ class FirstWindow:
         """Begin with a batch, or with a part of one."""
         self._held = {}
         if not self._sees_updates and self._versions is None:
-            trained = [each for optimizer in self._optimizers().values() for each in parameters_of(optimizer)]
+            trained = [each for optimizer in self._model.own_optimizers.values() for each in parameters_of(optimizer)]
             self._versions = {parameter: parameter._version for parameter in trained}
 
     def end(self, outputs: Any) -> bool:
@@ -73,21 +61,21 @@ class FirstWindow:
             ArgumentError: `train_step` does not return outputs, or the window ends without an update although the model
                 has an optimizer.
         """
+        name = f"{type(self._model).__name__}.train_step"
         if not isinstance(outputs, Mapping):
             what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
-            raise ArgumentError(
-                "class", f"{self._name} returned {what}; end it with `return outputs`, a mapping of names"
-            )
+            raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
         self._left -= 1
         versions = self._versions or {}
         has_changed = any(parameter._version != version for parameter, version in versions.items())
         has_trained = has_changed or (self._asked and self._has_gradients)
-        if not has_trained and self._left <= 0 and self._optimizers():
-            window = "batch" if self._batches == 1 else f"{self._batches} batches"
+        if not has_trained and self._left <= 0 and self._model.own_optimizers:
+            batches = self._model.iterations_per_update
+            window = "batch" if batches == 1 else f"{batches} batches"
             what = "updates without gradients" if self._asked else "no update"
             raise ArgumentError(
                 "class",
-                f"{self._name} has made {what} in its first {window}; call self.update(self.optimizer), not "
+                f"{name} has made {what} in its first {window}; call self.update(self.optimizer), not "
                 "optimizer.step(), after self.backward(loss), or set model.accumulate to the number of batches of an "
                 "update",
             )
@@ -98,7 +86,7 @@ class FirstWindow:
         self._asked = True
         self._check_weights()
         self._has_gradients |= has_closure or any(each.grad is not None for each in parameters_of(optimizer))
-        named = self._optimizers()
+        named = self._model.own_optimizers
         held = self._held.pop(optimizer, {})
         if any(gradient._version != version for gradient, version in held.items()):
             name = next((name for name, each in named.items() if each is optimizer), "")
@@ -110,8 +98,8 @@ class FirstWindow:
             )
         for other in named.values():
             if other is not optimizer:
-                gradients = [parameter.grad for parameter in parameters_of(other) if parameter.grad is not None]
-                self._held[other] = {gradient: gradient._version for gradient in gradients}
+                grads = [each.grad for each in parameters_of(other) if each.grad is not None]
+                self._held[other] = {grad: grad._version for grad in grads}
 
 
 class Manual:

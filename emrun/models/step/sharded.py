@@ -40,8 +40,7 @@ class ShardedSums(RankSums):
     def new(self, optimizer: Optimizer) -> ShardSums:
         """Return new sums of the gradients of an optimizer."""
         names = names_of(self.forward_pass.module)
-        parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
-        return ShardSums(parameters, self.ranks, self._sharding.given)
+        return ShardSums({names[id(each)]: each for each in parameters_of(optimizer)}, self.ranks, self._sharding.given)
 
 
 class ShardedStep(SummedStep):

@@ -62,10 +62,6 @@ class RankSums:
             if isinstance(sums, GradientSums) and sums.is_parted:
                 self.early = sums
 
-    def exchange_if(self, gathers: bool) -> None:
-        """Note whether the forward of the module gathers rows of all ranks."""
-        self.exchanges |= gathers
-
     def sums_of(self, optimizer: Any) -> Any:
         """Return the sums of the gradients of an optimizer."""
         if optimizer not in self.of:
@@ -106,6 +102,7 @@ class SummedStep(AccumulatedStep):
     def __init__(self, calls: Calls, updater: Updater, accumulate: int, sums: RankSums) -> None:
         super().__init__(calls, updater, accumulate)
         self._sums = sums
+        self._exchanges = sums.exchanges
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
     def begin_stream(self, check_first: Check) -> None:
@@ -116,7 +113,7 @@ class SummedStep(AccumulatedStep):
 
     def run(self, inputs: Tensors, batch: Batch) -> Values:
         """Train on the rows of this rank."""
-        if self._sums.exchanges or rows_in(batch):
+        if self._exchanges or rows_in(batch):
             return super().run(inputs, batch)
         with in_mode(self._sums.forward_pass.module, train=False):  # no statistics of a row that counts nothing
             return super().run(inputs, batch)
@@ -124,7 +121,7 @@ class SummedStep(AccumulatedStep):
     def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss; those of the last part are sent as they arrive."""
         weight = self.weight
-        if weight.__class__ is Tensor or weight or self._sums.exchanges:  # 0.0 of a rank without rows
+        if weight.__class__ is Tensor or weight or self._exchanges:  # 0.0 of a rank without rows
             if self._sums.early is not None and self.is_ending:
                 self._sums.early.begin_backward()
             backward(loss * weight, of)
@@ -135,7 +132,7 @@ class SummedStep(AccumulatedStep):
         super().ask(member, closure)
 
     @property
-    def checks_parts(self) -> bool:
+    def checks_parts(self) -> bool:  # type: ignore[override]
         """Whether no hook may skip an update, which all ranks would have to make."""
         return not self.updater.may_be_skipped
 
@@ -154,7 +151,7 @@ class SummedStep(AccumulatedStep):
 
     def exchange_if(self, gathers: bool) -> None:
         """Note whether the forward of the module gathers rows of all ranks."""
-        self._sums.exchange_if(gathers)
+        self._exchanges |= gathers
 
     def take_mean(self) -> None:
         """Take the mean loss of the current batch on all ranks for the loss of this one; all ranks call this."""
@@ -175,7 +172,7 @@ class SummedBatchStep(SummedStep):
         self.updater.clear_known()
         rows = prepare_to_gather(batch)
         self.weight = float(rows)
-        if rows or self._sums.exchanges:
+        if rows or self._exchanges:
             outputs = self._train(inputs)
         else:
             with in_mode(self._sums.forward_pass.module, train=False):  # no statistics of a row that counts nothing

@@ -91,12 +91,8 @@ class Updater:
             each for each in optimizers.members if each.scheduler is not None and each.scheduler.on_update
         ]
         # the hooks of an update
-        self._before = None
-        self._after = None
-        if loop is not None and loop.listens("before_update"):
-            self._before = partial(loop.notify, "before_update")
-        if loop is not None and loop.listens("after_update"):
-            self._after = partial(loop.notify, "after_update")
+        self._before = self._notifying("before_update")
+        self._after = self._notifying("after_update")
         # which losses are refused
         self.can_use = _not_looked_at
         waits = not all(each.is_cpu for each in self._parameters)  # for a device, to read a loss
@@ -108,6 +104,11 @@ class Updater:
             log_plan(optimizers.plan(loop))
         for member in optimizers.members:
             member.begin_stream(loop)
+
+    def _notifying(self, event: str) -> Callable[..., None] | None:
+        """Return what calls the hooks that listen to an event; None if there are none."""
+        loop = self._loop
+        return partial(loop.notify, event) if loop is not None and loop.listens(event) else None
 
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
@@ -237,8 +238,11 @@ class Updater:
         members = optimizers.members
         late = [member.name for member in members if member.bare_step is None]
         if self._loop is not None and self._loop.training_epochs_done == 1 and 0 < len(late) < len(members):
-            text = "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step"
-            _LOG.warning(text, few([f"the optimizer {name!r}" for name in late]), late[0])
+            _LOG.warning(
+                "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step",
+                few([f"the optimizer {name!r}" for name in late]),
+                late[0],
+            )
         for member in members:
             member.end_epoch(epoch_data)
         self._foreign = {}  # those that a subclass has made for a few steps

@@ -27,7 +27,6 @@ from emrun.storage.checkpoints.saved_weights import read_saved
 _LOG = logging.getLogger(__name__)
 
 _KEY = "init_from"
-_SKIP = "to load only what fits, set on_mismatch: skip"
 
 
 Mismatch = Literal["error", "skip"]
@@ -131,10 +130,11 @@ class InitFrom:
         check_matches(f"{self.where}.match", self.match, {**in_module, **in_file}, "the names")
         matches = matches_of(module, in_file, self._selects)
         kind = type(module).__name__
-        not_loaded = matches.not_loaded.items()
-        wrong = [f"{why}: {few(texts.values(), 200)}" for why, texts in not_loaded if why in MISMATCHES]
+        wrong = [f"{why}: {few(texts.values(), 200)}" for why, texts in matches.not_loaded.items() if why in MISMATCHES]
         if wrong and not self.skips:
-            raise self._refused(f"{saved.source} does not fit {kind}: {'; '.join(wrong)}; {_SKIP}")
+            raise self._refused(
+                f"{saved.source} does not fit {kind}: {'; '.join(wrong)}; to load only what fits, set on_mismatch: skip"
+            )
         if not matches.sources:
             raise self._refused(
                 f"nothing of {saved.source} is loaded: the file has {few(in_file)}, {kind} has {few(in_module)}"

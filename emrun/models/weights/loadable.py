@@ -23,27 +23,6 @@ from emrun.models.weights.saving import extra_state, own_memory, own_tensors, pu
 from emrun.ranks.pieces import piece
 from emrun.storage.checkpoints.state_file import save_state
 
-_OUTSIDE = (
-    "an optimizer trains parameters that the module does not have; make them part of the module, or return them from "
-    "state_dict() of the model and restore them in its load_state_dict()"
-)
-_FAILS = (
-    "what is not a tensor belongs in get_extra_state() and set_extra_state(); what state_dict() leaves out is "
-    "also left out by load_state_dict(), as with strict=False"
-)
-_LEFT_OUT = (
-    "return them from state_dict(); a backbone that is left out is frozen by requires_grad_(False), and gets its "
-    "weights in __init__, from load_model or a file: a resume does not load init_from"
-)
-_OTHER = (
-    "what was saved must be copied back as it was, also what init_from has loaded, which a resume does not load; a "
-    "buffer that is calculated anew is one with persistent=False"
-)
-_CHANGES = (
-    "a load does not bring back the buffer {!r}, which changes; return it from state_dict() and let load_state_dict() "
-    "copy it back, or register it with persistent=False if it is calculated anew"
-)
-
 Structure = Mapping[str, tuple[tuple[int, ...], str]]
 """Name of a parameter or buffer -> its shape and the name of its dtype."""
 
@@ -130,7 +109,10 @@ class Loadable:
         )
         module = self._model.module
         if not (saves_more or self._trained() <= set(map(id, module.parameters()))):
-            raise self._refused(_OUTSIDE)
+            raise self._refused(
+                "an optimizer trains parameters that the module does not have; make them part of the module, or return "
+                "them from state_dict() of the model and restore them in its load_state_dict()"
+            )
         frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
         saved = {name: each if name in frozen else each.clone() for name, each in own_tensors(module).items()}
         extra = decode(encode(extra_state(module), "extra state of the module"))
@@ -188,8 +170,8 @@ class Loadable:
         trained = self._trained()
         frozen = {name: each for name, each in parameters.items() if saved and id(each) not in trained}
         kept = {name for name, each in frozen.items() if name in saved and _place(each) == _place(saved[name])}
-        found = {name: each for name, each in {**buffers, **parameters}.items() if name not in kept}
-        now = {name: piece(each) for name, each in found.items() if is_ordinary(each)}
+        both = {**buffers, **parameters}
+        now = {name: piece(each) for name, each in both.items() if name not in kept and is_ordinary(each)}
         before = {name: each.to("cpu", copy=True) for name, each in now.items()}
         for name, each in now.items():
             if name not in frozen and name not in passing:
@@ -201,15 +183,26 @@ class Loadable:
             left_alone = [name for name in wrong if name in buffers and not _differ(now[name], before[name] == 0)]
         except Exception as error:  # code of the user
             text = in_one_line(" ".join(reason_of(error).split()))
-            raise self._refused(f"the load fails: {text}; {_FAILS}") from error
+            raise self._refused(
+                f"the load fails: {text}; what is not a tensor belongs in get_extra_state() and set_extra_state(); "
+                "what state_dict() leaves out is also left out by load_state_dict(), as with strict=False"
+            ) from error
         finally:
             for name, values in before.items():
                 now[name].copy_(values)
         self._not_loaded = {name: before[name] for name in left_alone}
         if left_out := [name for name in wrong if saved and name in parameters and name not in saved]:
-            raise self._refused(f"trained, but not saved: {few(map(repr, left_out))}; {_LEFT_OUT}")
+            raise self._refused(
+                f"trained, but not saved: {few(map(repr, left_out))}; return them from state_dict(); a backbone that "
+                "is left out is frozen by requires_grad_(False), and gets its weights in __init__, from load_model or a "
+                "file: a resume does not load init_from"
+            )
         if others := [name for name in wrong if name not in left_alone]:
-            raise self._refused(f"of other values after a load: {few(map(repr, others))}; {_OTHER}")
+            raise self._refused(
+                f"of other values after a load: {few(map(repr, others))}; what was saved must be copied back as it "
+                "was, also what init_from has loaded, which a resume does not load; a buffer that is calculated anew is one "
+                "with persistent=False"
+            )
 
     def check(self) -> None:
         """Check between the first forward of a stream and its update, and before a checkpoint, that nothing is lost.
@@ -217,11 +210,12 @@ class Loadable:
         Raises:
             ArgumentError: a resume could not load the parameters and buffers.
         """
-        if self._not_loaded:
-            now = dict(self._model.module.named_buffers())
-            for name, before in self._not_loaded.items():
-                if name in now and _differ(now[name], before):
-                    raise self._refused(_CHANGES.format(name))
+        for name, each in self._model.module.named_buffers():
+            if name in self._not_loaded and _differ(each, self._not_loaded[name]):
+                raise self._refused(
+                    f"a load does not bring back the buffer {name!r}, which changes; return it from state_dict() and "
+                    "let load_state_dict() copy it back, or register it with persistent=False if it is calculated anew"
+                )
         if self._before_update is not None:
             self._compared(
                 self._before_update,

@@ -146,11 +146,10 @@ class Weights:
         averages = self.averages
         if averages is None:
             return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}
-        of_both = {
-            FILE_OF_WEIGHTS: averages.replaced(evaluation=True),
-            TRAINED: averages.replaced(evaluation=False),
+        return {
+            name: collect_weights(module, copied=copied, replaced=averages.replaced(evaluation=name != TRAINED))
+            for name in (FILE_OF_WEIGHTS, TRAINED)
         }
-        return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.

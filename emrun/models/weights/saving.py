@@ -67,8 +67,8 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
         values = rows.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory
         storage = values.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == rows.untyped_storage().data_ptr())
-        values = values.clone() if is_shared else values
+        if storage in storages or (copied and storage == rows.untyped_storage().data_ptr()):
+            values = values.clone()
         weights[name] = replace(rows_of(tensor), values=values) if is_in_pieces(tensor) else values
         storages.add(storage)
     return weights, tied
