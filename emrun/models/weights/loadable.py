@@ -194,14 +194,14 @@ class Loadable:
         if left_out := [name for name in wrong if saved and name in parameters and name not in saved]:
             raise self._refused(
                 f"trained, but not saved: {few(map(repr, left_out))}; return them from state_dict(); a backbone that "
-                "is left out is frozen by requires_grad_(False), and gets its weights in __init__, from load_model or a "
-                "file: a resume does not load init_from"
+                "is left out is frozen by requires_grad_(False), and gets its weights in __init__, from load_model or "
+                "a file: a resume does not load init_from"
             )
         if others := [name for name in wrong if name not in left_alone]:
             raise self._refused(
                 f"of other values after a load: {few(map(repr, others))}; what was saved must be copied back as it "
-                "was, also what init_from has loaded, which a resume does not load; a buffer that is calculated anew is one "
-                "with persistent=False"
+                "was, also what init_from has loaded, which a resume does not load; a buffer that is calculated anew is "
+                "one with persistent=False"
             )
 
     def check(self) -> None:
