@@ -41,8 +41,7 @@ def refuse_lazy(module: Module) -> None:
         ArgumentError: it has such a part.
     """
     for name, part in module.named_modules():
-        tensors = *part.parameters(recurse=False), *part.buffers(recurse=False)
-        if any(map(is_lazy, tensors)):
+        if any(map(is_lazy, (*part.parameters(recurse=False), *part.buffers(recurse=False)))):
             kind = type(part).__name__
             raise ArgumentError(
                 "module",

@@ -62,8 +62,9 @@ class MadeOfRuns(ModuleModel):
 
     def part_with(self, source: str) -> str:
         """Return the run, the loss or the metric that needs a source, for messages."""
-        needing = (f"run {run}" for run, each in self.members if source in each.input_names)
-        return next(needing, None) or super().part_with(source)
+        return next(
+            (f"run {run}" for run, each in self.members if source in each.input_names), None
+        ) or super().part_with(source)
 
     @abstractmethod
     def returned(self, batch: Batch, stream: str) -> Values:

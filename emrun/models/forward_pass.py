@@ -55,8 +55,13 @@ class ForwardPass:
         # the sources
         required, optional = outputs.sources()
         names = InputNames.read(module, inputs, [*required, *optional])
-        of_losses = {name for term in outputs.terms.values() for name in term.inputs}
-        self.inputs = Inputs(module, names, (required, optional), device, of_losses)
+        self.inputs = Inputs(
+            module,
+            names,
+            (required, optional),
+            device,
+            {name for term in outputs.terms.values() for name in term.inputs},
+        )
         self.memory_format = memory_format
         self._prefetcher: Prefetcher | None = None
         self.tensors = self._formatted(self.inputs.tensors)

@@ -95,8 +95,10 @@ class InputNames:
                     raise ArgumentError(
                         "inputs", f"source {name!r} cannot have two {keys}; give all its parameters the same"
                     )
-            passed = {parameter: name for parameter, (name, _) in sources.items() if parameter not in beside}
-            return cls(named=passed, forms={name: form for name, form in forms.items() if form is not None})
+            return cls(
+                named={parameter: name for parameter, (name, _) in sources.items() if parameter not in beside},
+                forms={name: form for name, form in forms.items() if form is not None},
+            )
         check_names("inputs", inputs)
         fits = all(name in named for name in inputs) or (
             any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -151,11 +153,14 @@ class Passing:
             keywords = {parameter: tensors[source] for parameter, source in self._named if source in tensors}
             return module(*[tensors[source] for source in self._positional], **keywords)
         except Exception as error:
-            names = [*self._positional, *(source for _, source in self._named)]
             add_inputs(
                 error,
                 f"forward of {type(module).__name__}",
-                [describe(name, tensors[name]) for name in names if name in tensors],
+                [
+                    describe(name, tensors[name])
+                    for name in [*self._positional, *(source for _, source in self._named)]
+                    if name in tensors
+                ],
             )
             raise
 
@@ -348,8 +353,11 @@ def signature_of(module: Module) -> inspect.Signature:
 
 def _with_default(module: Module, names: Container[str]) -> list[str]:
     """Return those parameters of forward that have a default value."""
-    parameters = signature_of(module).parameters.values()
-    return [each.name for each in parameters if each.name in names and each.default is not each.empty]
+    return [
+        each.name
+        for each in signature_of(module).parameters.values()
+        if each.name in names and each.default is not each.empty
+    ]
 
 
 def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:

@@ -18,8 +18,10 @@ Tensors = Mapping[str, Tensor]
 def modes(module: Module) -> State:
     """Return the mode of a module, and the names of its parts that are in the other mode."""
     training = module.training
-    others = [name for name, part in module.named_modules() if part.training is not training]
-    return {"training": training, "others": others}
+    return {
+        "training": training,
+        "others": [name for name, part in module.named_modules() if part.training is not training],
+    }
 
 
 @contextmanager

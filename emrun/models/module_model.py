@@ -105,8 +105,7 @@ class ModuleModel(AbstractModel):
 
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
-        whole = {name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}
-        broadcast(whole, ranks())
+        broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
 
     # metrics of whole streams
 
@@ -141,8 +140,11 @@ class ModuleModel(AbstractModel):
 
     def state_dict(self) -> State:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
-        metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
-        return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
+        return {
+            "extra": extra_state(self.module),
+            "modes": modes(self.module),
+            "stream_metrics": (self._stream_metrics.state_dict() if self._stream_metrics is not None else None),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restore the modes of the module's parts, and the metrics."""
@@ -159,5 +161,6 @@ class ModuleModel(AbstractModel):
         measured = [state["stream_metrics"] for state in states if state["stream_metrics"] is not None]
         if self._stream_metrics is None or not measured:
             return {}
-        given = measured if is_first else measured[:1]
-        return {"stream_metrics": self._stream_metrics.merged(given, empty=not is_first)}
+        return {
+            "stream_metrics": self._stream_metrics.merged(measured if is_first else measured[:1], empty=not is_first)
+        }

@@ -148,8 +148,7 @@ class Outputs:
             self._add(outputs, self.terms, inputs, "loss")
             if self._sums_terms and all(name in outputs for name in self.terms):
                 weights = loss_weights(outputs)
-                terms = self.terms.items()
-                outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
+                outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in self.terms.items())
         if self._units is not None:
             self._units.apply(outputs, inputs)
         if self._metrics:

@@ -83,12 +83,19 @@ class Prefetcher:
                     if self._inputs.is_list(name, mapping[key]):
                         continue
                     tensor, dtype = self._inputs.read(name, mapping[key])
-                    is_special = tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad
-                    if tensor.is_cpu and not is_special:
+                    if tensor.is_cpu and not (
+                        tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad
+                    ):
                         widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
                         copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there
-                        locked = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor)
-                        pinned.append((mapping, key, locked, dtype))
+                        pinned.append(
+                            (
+                                mapping,
+                                key,
+                                torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor),
+                                dtype,
+                            )
+                        )
         except (StreamError, KeyError, TypeError):
             return None
         except RuntimeError as error:
@@ -129,8 +136,9 @@ class Prefetcher:
             with self._stream:
                 for mapping, key, tensor, dtype in pinned:
                     mapping[key] = tensor.to(self._device, dtype, non_blocking=True)
-                tensors = [mapping[key] for mapping, key, _, _ in pinned]
-                self._copies.append((batch, sources, tensors, self._stream.record_event()))
+                self._copies.append(
+                    (batch, sources, [mapping[key] for mapping, key, _, _ in pinned], self._stream.record_event())
+                )
         except RuntimeError as error:  # no memory, or an error of a previous step, which the next step reports
             self._give_up(error)
 

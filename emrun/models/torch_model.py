@@ -301,8 +301,7 @@ class TorchModel(ModuleModel):
                 f"{norm or 'the module'} (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm",
             )
         forward_pass = self._forward_pass
-        terms = forward_pass.outputs.terms.values()
-        with_module = next((term.key for term in terms if term.takes_module), None)
+        with_module = next((term.key for term in forward_pass.outputs.terms.values() if term.takes_module), None)
         refused = {
             "compile": forward_pass.compilation is not None,
             "memory_format": forward_pass.memory_format is not None,
@@ -416,8 +415,10 @@ class TorchModel(ModuleModel):
     @property
     def own_optimizers(self) -> Mapping[str, Optimizer]:
         """Name -> optimizer, also those that are attributes of a subclass."""
-        attributes = {name: value for name, value in vars(self).items() if isinstance(value, Optimizer)}
-        return {**attributes, **self.optimizers}
+        return {
+            **{name: value for name, value in vars(self).items() if isinstance(value, Optimizer)},
+            **self.optimizers,
+        }
 
     @property
     def scheduler(self) -> Scheduler | ClosedForm | None:
@@ -481,8 +482,7 @@ class TorchModel(ModuleModel):
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        members = self._optimizers.members
-        return list(dict.fromkeys(member.metric for member in members if member.metric is not None))
+        return list(dict.fromkeys(member.metric for member in self._optimizers.members if member.metric is not None))
 
     def step_values(self) -> Values:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
@@ -681,8 +681,14 @@ class TorchModel(ModuleModel):
         trained = [each for each in parameters_of(self._optimizers.named(optimizer)) if each.requires_grad]
         self._step.backward(loss, trained)
         loop = self._main_loop
-        is_whole = self._micro_batches is None and self._summed is None
-        if isinstance(optimizer, str) and trained and is_whole and loop is not None and loop.training:
+        if (
+            isinstance(optimizer, str)
+            and trained
+            and self._micro_batches is None
+            and self._summed is None
+            and loop is not None
+            and loop.training
+        ):
             loop.record(f"loss_{optimizer}", loss.detach())
 
     def update(self, optimizer: Optimizer | str | None, closure: Callable[[], Tensor] | None = None) -> None:
@@ -776,8 +782,12 @@ class TorchModel(ModuleModel):
         Raises:
             DifferentRanks: a parameter differs between the ranks.
         """
-        is_trained = self._main_loop is not None and stream_name == self._main_loop.train_stream_name
-        if self._summed is not None and is_trained and self.module.training:
+        if (
+            self._summed is not None
+            and self._main_loop is not None
+            and stream_name == self._main_loop.train_stream_name
+            and self.module.training
+        ):
             buffers = dict(self.module.named_buffers())
             averages = {name: each for name, each in (self.evaluation_weights or {}).items() if name in buffers}
             broadcast(buffers, ranks())

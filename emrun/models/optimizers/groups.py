@@ -82,8 +82,7 @@ def _configured(parameters: Named, entries: object, key: str) -> Groups:
     groups: Groups = []
     for index, entry in enumerate(entries):
         matching = _matching(parameters, entry["match"], f"{key}[{index}].match")
-        arguments = {name: value for name, value in entry.items() if name != "match"}
-        groups.append({"params": _once(matching), **arguments})
+        groups.append({"params": _once(matching), **{name: value for name, value in entry.items() if name != "match"}})
     return groups
 
 
@@ -138,8 +137,9 @@ def _without_decay(module: Module, value: object, argument: str) -> set[int]:
     ids = set()
     for part in module.modules():
         is_norm = any("Norm" in base.__name__ for base in type(part).__mro__)
-        parameters = part.named_parameters(recurse=False)
-        ids |= {id(parameter) for name, parameter in parameters if is_norm or _BIAS.search(name)}
+        ids |= {
+            id(parameter) for name, parameter in part.named_parameters(recurse=False) if is_norm or _BIAS.search(name)
+        }
     return ids
 
 

@@ -8,9 +8,10 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 
-def parameters_of(optimizer: Optimizer | None) -> list[Parameter]:
-    """Return the parameters of an optimizer, in their order."""
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+def parameters_of(*optimizers: Optimizer | None) -> list[Parameter]:
+    """Return the parameters of optimizers, in their order."""
+    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def names_of(module: Module) -> dict[int, str]:
@@ -20,5 +21,5 @@ def names_of(module: Module) -> dict[int, str]:
 
 def parameters_beside(parameters: Sequence[Parameter], *optimizers: Optimizer | None) -> list[Parameter]:
     """Return the parameters of a module that its optimizers do not have."""
-    trained = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    trained = set(map(id, parameters_of(*optimizers)))
     return [parameter for parameter in parameters if id(parameter) not in trained]

@@ -145,8 +145,7 @@ class ScheduledOptimizer:
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
         self.bare_step = BareStep.of(self.optimizer)
-        parameters = parameters_of(self.optimizer)
-        without = {id(each) for each in parameters if each.requires_grad and each.grad is None}
+        without = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
         names = [name for name, parameter in module.named_parameters() if id(parameter) in without]
         if names:
             _LOG.warning(
@@ -256,8 +255,9 @@ class ScheduledOptimizer:
         if self.optimizer is not None:
             self.forget_training()
             kept = state.get("training_weights")
-            shapes = [each.shape for each in parameters_of(self.optimizer)]
-            if kept is not None and [each.shape for each in kept] != shapes:
+            if kept is not None and [each.shape for each in kept] != [
+                each.shape for each in parameters_of(self.optimizer)
+            ]:
                 raise StateError("model.optimizer: training_weights are not of the shapes of the parameters")
             load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
             self._kept = kept

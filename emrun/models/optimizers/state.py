@@ -42,8 +42,7 @@ def configured_arguments(module: Module, optimizer: Optimizer) -> Groups:
 
 def _number(value: Any) -> Any:
     """Return a copy of an argument; for a tensor with one number, such as a learning rate, return the number."""
-    is_number = isinstance(value, Tensor) and value.numel() == 1
-    return value.item() if is_number else copy.deepcopy(value)
+    return value.item() if (isinstance(value, Tensor) and value.numel() == 1) else copy.deepcopy(value)
 
 
 def optimizer_state(optimizer: Optimizer, configured: list[State]) -> State:
@@ -141,8 +140,7 @@ def _undo_casts(optimizer: Optimizer, state: Values) -> None:
 
 def _uncast(cast: Any, value: Any) -> Any:
     if isinstance(cast, Tensor):
-        is_cast = isinstance(value, Tensor) and value.dtype != cast.dtype
-        return value.to(cast.device) if is_cast else cast
+        return value.to(cast.device) if (isinstance(value, Tensor) and value.dtype != cast.dtype) else cast
     return value
 
 

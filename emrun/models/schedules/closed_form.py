@@ -275,8 +275,9 @@ class ClosedForm(ABC):
             return True
         before = self._factor_of(plan)
         now = self.factor(horizon)
-        made = range(plan["began"], self.updates_done if until is None else until)
-        return all(before(done) == now(done) for done in made)
+        return all(
+            before(done) == now(done) for done in range(plan["began"], self.updates_done if until is None else until)
+        )
 
     def _factor_of(self, plan: Values) -> Factor:
         return self.factor(_horizon_of(plan))
@@ -306,8 +307,11 @@ class ClosedForm(ABC):
         # a run whose length is not known yet
         if self.is_awaited(horizon) and self.planned is None:
             is_of_shares = all(length.unit == "%" for length in self.lengths())
-            rates = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else []
-            return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
+            return SchedulePlan(
+                with_lengths,
+                note="the number of updates is known after the zeroth epoch",
+                rates=curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else [],
+            )
         # a run of a known length, or without an end
         factor = self.plan(horizon)
         plan = self.planned or {}

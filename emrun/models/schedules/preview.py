@@ -49,8 +49,10 @@ def on_dummy(scheduler: Any) -> Any:
     # what the copy shares
     shared = {id(scheduler.optimizer): dummy}
     for each in schedulers:
-        functions = (*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None))
-        shared |= {id(function): function for function in functions}
+        shared |= {
+            id(function): function
+            for function in (*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None))
+        }
     # the copy
     try:
         dummy.param_groups = [
@@ -109,5 +111,4 @@ def without_rate(rates: Sequence[Sequence[float]], bases: Sequence[float]) -> in
         bases: the rates that the optimizer was built with.
     """
     least = _NOTHING * max(*bases, *map(max, rates))
-    of_steps = list(zip(*rates, strict=True))
-    return sum(max(of_groups) <= least for of_groups in of_steps[:-1])
+    return sum(max(of_groups) <= least for of_groups in list(zip(*rates, strict=True))[:-1])

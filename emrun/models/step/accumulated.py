@@ -175,8 +175,9 @@ class AccumulatedStep(TrainingStep):
         if optimizer is None:
             optimizer = self.updater.optimizers.named(None)  # raises the error
         self.is_skipping = not self.complete(optimizer, self._pending.pop(member))
-        loss = 0.0 if is_checked else self.minimised
-        self.updater.update(member, loss, None, NOT_FINITE if self.is_skipping else None)
+        self.updater.update(
+            member, (0.0 if is_checked else self.minimised), None, NOT_FINITE if self.is_skipping else None
+        )
 
     def complete(self, optimizer: Optimizer, weight: Weight) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter, is_not
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from emrun.models.optimizers.parameters import parameters_beside
+from emrun.models.optimizers.parameters import parameters_beside, parameters_of
 from emrun.ranks.parts import Weight
 
 gradient_of = attrgetter("grad")
@@ -83,8 +83,8 @@ class GradientsToClear:
         self.groups = [each.param_groups for each in optimizers]
         self.counts = list(map(len, self.groups))
         """How many groups each optimizer had at that time."""
-        held = chain.from_iterable(group["params"] for group in chain.from_iterable(self.groups))
-        self.parameters = parameters_beside(list(dict.fromkeys(chain(parameters, held))), *own)
+        held = [*parameters, *parameters_of(*optimizers)]
+        self.parameters = parameters_beside(list(dict.fromkeys(held)), *own)
         self.gradients = partial(map, setattr, self.parameters, _GRAD, _NONE)
         """Returns an iterator that sets them to None, a gradient with each item."""
         self.more = [each.zero_grad for each in own]

@@ -102,5 +102,6 @@ class LossScale:
 
     def load_state_dict(self, state: Values) -> None:
         """Restore what `state_dict` returned."""
-        own = self._scaler.state_dict()
-        self._scaler.load_state_dict({**own, "scale": state["scale"], "_growth_tracker": state["growth_tracker"]})
+        self._scaler.load_state_dict(
+            {**self._scaler.state_dict(), "scale": state["scale"], "_growth_tracker": state["growth_tracker"]}
+        )

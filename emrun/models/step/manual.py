@@ -51,7 +51,7 @@ class FirstWindow:
         """Begin with a batch, or with a part of one."""
         self._held = {}
         if not self._sees_updates and self._versions is None:
-            trained = [each for optimizer in self._model.own_optimizers.values() for each in parameters_of(optimizer)]
+            trained = parameters_of(*self._model.own_optimizers.values())
             self._versions = {parameter: parameter._version for parameter in trained}
 
     def end(self, outputs: Any) -> bool:
@@ -66,8 +66,7 @@ class FirstWindow:
             what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
             raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
         self._left -= 1
-        versions = self._versions or {}
-        has_changed = any(parameter._version != version for parameter, version in versions.items())
+        has_changed = any(parameter._version != version for parameter, version in (self._versions or {}).items())
         has_trained = has_changed or (self._asked and self._has_gradients)
         if not has_trained and self._left <= 0 and self._model.own_optimizers:
             batches = self._model.iterations_per_update
@@ -87,8 +86,7 @@ class FirstWindow:
         self._check_weights()
         self._has_gradients |= has_closure or any(each.grad is not None for each in parameters_of(optimizer))
         named = self._model.own_optimizers
-        held = self._held.pop(optimizer, {})
-        if any(gradient._version != version for gradient, version in held.items()):
+        if any(gradient._version != version for gradient, version in self._held.pop(optimizer, {}).items()):
             name = next((name for name, each in named.items() if each is optimizer), "")
             _LOG.warning(
                 "the optimizer %s uses gradients from before and after the update of another optimizer; if this is a "

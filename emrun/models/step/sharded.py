@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -58,6 +60,7 @@ class ShardedStep(SummedStep):
         self._sums.clear()
 
 
+@dataclass(slots=True)
 class ShardSums:
     """The sums of the gradients of sharded parameters, which have them already; all ranks do this alike.
 
@@ -67,10 +70,9 @@ class ShardSums:
         given: the names of the parameters for which this rank has calculated a gradient in the window.
     """
 
-    def __init__(self, parameters: dict[str, Parameter], ranks: Ranks, given: set[str]) -> None:
-        self._parameters = parameters
-        self._ranks = ranks
-        self._given = given
+    parameters: dict[str, Parameter]
+    ranks: Ranks
+    given: set[str]
 
     def reduce(self, weight: Weight, loss: Tensor | None = None) -> Tensor | None:
         """Divide the gradients by the sum of the weights, unless this is 0; one that no rank has given becomes None.
@@ -85,22 +87,25 @@ class ShardSums:
         Raises:
             StreamError: no rank has an example.
         """
-        is_given = [name in self._given for name in self._parameters]
-        device = next((each.device for each in self._parameters.values()), None)
-        extra = torch.zeros(EXTRA + len(is_given), dtype=torch.float64, device=device)
+        is_given = [name in self.given for name in self.parameters]
+        extra = torch.zeros(
+            EXTRA + len(is_given),
+            dtype=torch.float64,
+            device=next((each.device for each in self.parameters.values()), None),
+        )
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
         extra[2] = has_rows = weight.__class__ is Tensor or weight > 0
         extra[EXTRA:] = torch.tensor(is_given)
-        self._ranks.add_up(extra)
+        self.ranks.add_up(extra)
         if not has_rows and not extra[2]:  # this waits for the device, on ranks without rows
             raise StreamError(EMPTY)
         if not all(is_given):
-            for parameter, flag in zip(self._parameters.values(), extra[EXTRA:].tolist(), strict=True):
+            for parameter, flag in zip(self.parameters.values(), extra[EXTRA:].tolist(), strict=True):
                 if not flag:
                     parameter.grad = None  # as in one process; the sum has zeros
         total = extra[0].clone()
-        grads = [piece(each.grad) for each in self._parameters.values() if each.grad is not None]
+        grads = [piece(each.grad) for each in self.parameters.values() if each.grad is not None]
         if grads:
             torch._foreach_div_(grads, total.where(total != 0, 1).to(grads[0].device))  # 0 is of gradients that are 0
         return None if loss is None else extra[1] / total

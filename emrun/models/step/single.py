@@ -41,8 +41,7 @@ class SingleStep(TrainingStep):
 
     def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for."""
-        first = None if closure is None else evaluated(closure, member.optimizer)
-        self.updater.update(member, self.minimised, first)
+        self.updater.update(member, self.minimised, (None if closure is None else evaluated(closure, member.optimizer)))
 
 
 class ScaledStep(SingleStep):
@@ -78,8 +77,7 @@ class ScaledStep(SingleStep):
 
     def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make an update with the gradients, unless one is not finite."""
-        optimizer = self.updater.optimizers.named(member.optimizer)
-        self.is_skipping = not self._scale.unscale(optimizer)
+        self.is_skipping = not self._scale.unscale(self.updater.optimizers.named(member.optimizer))
         self.updater.update(member, loss, reason=NOT_FINITE if self.is_skipping else None)
 
     def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:

@@ -183,6 +183,7 @@ class SummedBatchStep(SummedStep):
 
     def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make an update at once, with the mean loss of all ranks."""
-        sums = self._sums.of.get(member.optimizer) or self._sums.sums_of(member.optimizer)
-        self.minimised = sums.reduce(self.weight, loss)
+        self.minimised = (self._sums.of.get(member.optimizer) or self._sums.sums_of(member.optimizer)).reduce(
+            self.weight, loss
+        )
         self.updater.update(member, self.minimised)

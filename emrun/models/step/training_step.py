@@ -107,9 +107,9 @@ class TrainingStep(ABC):
     def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make the update of an optimizer with the gradients of this batch, or note it for the end of the window."""
 
+    @abstractmethod
     def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for; see `make`."""
-        self.make(member, self.minimised)
 
     def weigh(self, outputs: Values) -> None:  # noqa: B027 - single batches have no weights
         """Look at the outputs of a batch before its loss is minimised, e.g. at the weights of its examples."""

@@ -30,6 +30,7 @@ _KEY = "init_from"
 
 
 Mismatch = Literal["error", "skip"]
+Renames = tuple[tuple[re.Pattern[str], Sequence[str]], ...]
 
 
 class InitFromForm(TypedDict, total=False):
@@ -57,7 +58,7 @@ class InitFrom:
 
     path: Path
     match: tuple[re.Pattern[str], ...] = ()
-    rename: tuple[tuple[re.Pattern[str], Sequence[str]], ...] = ()
+    rename: Renames = ()
     skips: bool = False
     key: str = _KEY
     where: str = _KEY
@@ -85,8 +86,9 @@ class InitFrom:
         policy = value.get("on_mismatch", "error")
         check_choice(f"{where}.on_mismatch", policy, Mismatch)
         match = patterns(f"{where}.match", value.get("match"))
-        rename = _renames(f"{where}.rename", value.get("rename"))
-        return cls(expanded(path), match, rename, policy == "skip", key, where)
+        return cls(
+            expanded(path), match, _renames(f"{where}.rename", value.get("rename")), policy == "skip", key, where
+        )
 
     @classmethod
     def read_all(cls, value: object) -> list[InitFrom]:
@@ -149,8 +151,11 @@ class InitFrom:
         self._copy(module, matches)
         rows = _rows(matches, in_module, list(dict.fromkeys((*saved.others, *extra_state(module)))))
         cells = [[row["what"], f"{row['tensors']:,}", f"{row['values']:,}", row["which"]] for row in rows]
-        table = Table(cells, ["", "tensors", "values", ""], ("left", "right", "right", "left"))
-        _LOG.info("weights from %s:\n%s", saved.source, table)
+        _LOG.info(
+            "weights from %s:\n%s",
+            saved.source,
+            Table(cells, ["", "tensors", "values", ""], ("left", "right", "right", "left")),
+        )
         return {"source": saved.source, "rows": rows}
 
     def _selects(self, name: str) -> bool:
@@ -206,7 +211,7 @@ class InitFrom:
             raise self._refused(f"{kind} does not load what its state dict has: {few(unknown)}")
 
 
-def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[str]], ...]:
+def _renames(key: str, value: object) -> Renames:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
     renames = []

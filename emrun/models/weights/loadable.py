@@ -115,8 +115,9 @@ class Loadable:
             )
         frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
         saved = {name: each if name in frozen else each.clone() for name, each in own_tensors(module).items()}
-        extra = decode(encode(extra_state(module), "extra state of the module"))
-        self._reload(partial(put, {**saved, **extra}, module), saved)
+        self._reload(
+            partial(put, {**saved, **decode(encode(extra_state(module), "extra state of the module"))}, module), saved
+        )
 
     def check_own(self, objects: Sequence[object]) -> None:
         """Check before the first batch that `load` of a model brings back what its `save` has written to a folder.
@@ -148,7 +149,7 @@ class Loadable:
 
     def _trained(self) -> set[int]:
         """Return the ids of the parameters that are trained: those of optimizers, without an optimizer all."""
-        own = [each for one in self._model.own_optimizers.values() for each in parameters_of(one)]
+        own = parameters_of(*self._model.own_optimizers.values())
         return {id(each) for each in own or self._model.module.parameters() if each.requires_grad}
 
     @torch.no_grad()
@@ -170,8 +171,11 @@ class Loadable:
         trained = self._trained()
         frozen = {name: each for name, each in parameters.items() if saved and id(each) not in trained}
         kept = {name for name, each in frozen.items() if name in saved and _place(each) == _place(saved[name])}
-        both = {**buffers, **parameters}
-        now = {name: piece(each) for name, each in both.items() if name not in kept and is_ordinary(each)}
+        now = {
+            name: piece(each)
+            for name, each in {**buffers, **parameters}.items()
+            if name not in kept and is_ordinary(each)
+        }
         before = {name: each.to("cpu", copy=True) for name, each in now.items()}
         for name, each in now.items():
             if name not in frozen and name not in passing:
@@ -200,8 +204,8 @@ class Loadable:
         if others := [name for name in wrong if name not in left_alone]:
             raise self._refused(
                 f"of other values after a load: {few(map(repr, others))}; what was saved must be copied back as it "
-                "was, also what init_from has loaded, which a resume does not load; a buffer that is calculated anew is "
-                "one with persistent=False"
+                "was, also what init_from has loaded, which a resume does not load; a buffer that is calculated anew "
+                "is one with persistent=False"
             )
 
     def check(self) -> None:

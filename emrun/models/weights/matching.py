@@ -48,8 +48,7 @@ class Matches:
                 loaded = name
                 self.sources[name] = in_file[name]
             elif not _is_same(in_file[name], in_file[loaded]):
-                text = f"{name} and {loaded} are one tensor here, but differ in the file"
-                self.leave_out(name, "tied here", text)
+                self.leave_out(name, "tied here", f"{name} and {loaded} are one tensor here, but differ in the file")
         # its other names
         for name in names:
             if name == loaded or any(name in texts for texts in self.not_loaded.values()):
@@ -88,8 +87,10 @@ def _mismatch(name: str, of_module: Tensor, of_file: Tensor) -> tuple[str, str] 
     if of_module.shape != of_file.shape:
         return "another shape", f"{name} is {tuple(of_file.shape)} in the file, {tuple(of_module.shape)} in the module"
     if not (is_ordinary(of_file) and is_ordinary(of_module) and _meaning(of_file) == _meaning(of_module)):
-        both = f"{name} is {dtype_in_words(of_file)} in the file, {dtype_in_words(of_module)} in the module"
-        return "another dtype", both
+        return (
+            "another dtype",
+            f"{name} is {dtype_in_words(of_file)} in the file, {dtype_in_words(of_module)} in the module",
+        )
     return None
 
 
@@ -109,8 +110,7 @@ def dtype_in_words(tensor: Tensor) -> str:
 
 def is_ordinary(tensor: Tensor) -> bool:
     """Return whether a tensor has one number after another in memory: neither sparse, nested, quantised nor meta."""
-    is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
-    return not is_special
+    return not (tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta)
 
 
 def _meaning(tensor: Tensor) -> tuple[bool, bool, bool]:

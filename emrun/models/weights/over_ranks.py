@@ -17,8 +17,7 @@ def check_equal_on_ranks(parameters: Tensors, ranks: Ranks) -> None:
     Raises:
         DifferentRanks: one of them differs; the message names the first.
     """
-    checksums = [_checksum(parameter) for parameter in parameters.values()]
-    first, *others = ranks.all_gathered("parameters", checksums)
+    first, *others = ranks.all_gathered("parameters", [_checksum(parameter) for parameter in parameters.values()])
     for rank, of_rank in enumerate(others, 1):
         for name, of_first, of_other in zip(parameters, first, of_rank, strict=True):
             if of_first != of_other:

@@ -53,8 +53,9 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
     """
     tensors = own_tensors(module)
     if replaced:
-        held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-        for name, tensor in held:
+        for name, tensor in chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        ):
             if name in tensors:
                 tensors[name] = replaced.get(id(tensor), tensors[name])
     weights: dict[str, Any] = {}
