@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -28,6 +28,9 @@ EpochData = dict[str, dict[str, Any]]
 
 Json = dict[str, Any]
 """Name -> a value that JSON has, as `--json` prints it and the files of a run have it."""
+
+Strings = Sequence[str]
+"""A list of strings, such as names."""
 
 Profile = dict[str, "array[float]"]
 """What was timed -> seconds, one entry each time it happened."""

@@ -13,7 +13,7 @@ from torch.nn import ModuleList
 
 from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
-from emrun.base.types import Batch, Values
+from emrun.base.types import Batch, Strings, Values
 from emrun.base.wording import listed
 from emrun.model import AbstractModel
 from emrun.models.device import find_device, put
@@ -25,7 +25,7 @@ from emrun.models.torch_model import LossForms, MetricForms
 from emrun.ranks.group import ranks
 from emrun.storage.trace import TRACE
 
-Runs = str | Sequence[str | Mapping[str, str | Sequence[str]]]
+Runs = str | Sequence[str | Mapping[str, str | Strings]]
 LoadModel = Callable[..., AbstractModel]
 """Called with a run directory, the name of a checkpoint and overrides, returns the model of the run."""
 
@@ -39,7 +39,7 @@ class MadeOfRuns(ModuleModel):
         self,
         load_model: LoadModel,
         runs: Runs,
-        outputs: Sequence[str] | None = None,
+        outputs: Strings | None = None,
         loss: LossForms | None = None,
         metrics: MetricForms | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class Ensemble(MadeOfRuns):
         self,
         load_model: LoadModel,
         runs: Runs,
-        outputs: Sequence[str] | None = None,
+        outputs: Strings | None = None,
         loss: LossForms | None = None,
         metrics: MetricForms | None = None,
         aggregation: Literal["mean", "major_vote"] = "mean",
@@ -139,13 +139,13 @@ class Ensemble(MadeOfRuns):
                 raise ArgumentError("outputs", message)
 
     @property
-    def input_names(self) -> Sequence[str]:
+    def input_names(self) -> Strings:
         """Names of the sources that any of the runs needs, and those of losses and metrics."""
         needed = [name for _, each in self.members for name in each.input_names]
         return list(dict.fromkeys([*needed, *super().input_names]))
 
     @property
-    def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
+    def optional_input_names(self) -> Strings:  # type: ignore[override]
         """Names of the sources that any of the runs, a loss or a metric uses if a batch has them."""
         used = [name for _, each in self.members for name in each.optional_input_names]
         return list(dict.fromkeys([*used, *super().optional_input_names]))
@@ -188,7 +188,7 @@ def outputs_of(run: str, model: AbstractModel, batch: Batch, stream: str) -> Val
     return {name: value for name, value in outputs.items() if name not in {"loss", *model.metric_names}}
 
 
-def _lacks(run: str, wanted: Sequence[str], there: Sequence[str]) -> str | None:
+def _lacks(run: str, wanted: Strings, there: Strings) -> str | None:
     missing = [name for name in wanted if name not in there]
     return f"run {run} does not return {listed(missing)} (it returns {listed(there)})" if missing else None
 

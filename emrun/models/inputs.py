@@ -22,14 +22,14 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from emrun.base.arguments import check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError, StreamError, add_inputs, reason_of
 from emrun.base.sources import changed
-from emrun.base.types import Batch, Values
+from emrun.base.types import Batch, Strings, Values
 from emrun.base.wording import did_you_mean, meant_of
 from emrun.models.modes import Tensors
 from emrun.models.scaling import KEYS, Scaling
 
 _LOG = logging.getLogger(__name__)
 
-InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
+InputsForm = Strings | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
 """A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std, stack}`."""
 
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
@@ -57,7 +57,7 @@ class InputNames:
 
     positional: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
-    optional: Sequence[str] = ()
+    optional: Strings = ()
     forms: Mapping[str, SourceForm] = field(default_factory=dict)
 
     @classmethod
@@ -180,7 +180,7 @@ class Inputs:
         self,
         module: Module,
         names: InputNames,
-        others: tuple[Sequence[str], Sequence[str]],
+        others: tuple[Strings, Strings],
         device: torch.device,
         of_losses: Container[str] = (),
     ) -> None:
@@ -193,13 +193,13 @@ class Inputs:
         self._shared = {(np.ndarray, _OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY}
         self.passing = Passing(names, module)
 
-    def predict_only(self, module: Module, optional: Sequence[str]) -> None:
+    def predict_only(self, module: Module, optional: Strings) -> None:
         """From now on, need no source for a parameter with a default, and `optional` ones only if a batch has them."""
         names = self._names = replace(self._names, optional=_with_default(module, self._names.named))
         self.passing.change(names, module, [names.named[name] for name in names.optional])
         self.need([], optional)
 
-    def need(self, required: Sequence[str], optional: Sequence[str]) -> None:
+    def need(self, required: Strings, optional: Strings) -> None:
         """Set which sources losses and metrics need, and names that may be sources."""
         names = self._names
         own = [source for parameter, source in names.named.items() if parameter not in names.optional]
@@ -328,7 +328,7 @@ def dtype_of(module: Module) -> torch.dtype:
     return torch.get_default_dtype()
 
 
-def values_of(names: Sequence[str]) -> Callable[[Values], Sequence[Any]]:
+def values_of(names: Strings) -> Callable[[Values], Sequence[Any]]:
     """Return a function that returns the values of a mapping under some names."""
     return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 

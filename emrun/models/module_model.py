@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.nn import Module
 
-from emrun.base.types import Batch, State, Values
+from emrun.base.types import Batch, State, Strings, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.forward_pass import ForwardPass
@@ -55,32 +55,32 @@ class ModuleModel(AbstractModel):
             vars(self)["module"] = module
 
     @property
-    def input_names(self) -> Sequence[str]:
+    def input_names(self) -> Strings:
         """Names of the sources that every batch must have."""
         return self._forward_pass.inputs.required
 
     @property
-    def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
+    def optional_input_names(self) -> Strings:  # type: ignore[override]
         """Names of the sources that are used if a batch has them."""
         return self._forward_pass.inputs.optional
 
     @property
-    def output_names(self) -> Sequence[str]:
+    def output_names(self) -> Strings:
         """Names of the outputs, as far as they are known before the first batch."""
         return self._forward_pass.outputs.names
 
     @property
-    def metric_names(self) -> Sequence[str]:  # type: ignore[override]
+    def metric_names(self) -> Strings:  # type: ignore[override]
         """Names of the entries of `model.metrics` that are outputs."""
         return list(self._forward_pass.outputs.of_batches)
 
     @property
-    def writes(self) -> Sequence[str]:  # type: ignore[override]
+    def writes(self) -> Strings:  # type: ignore[override]
         """Names of the entries of `model.metrics` that are computed once for each stream."""
         return list(self._forward_pass.outputs.of_streams)
 
     @property
-    def only_in(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
+    def only_in(self) -> Mapping[str, Strings]:  # type: ignore[override]
         """Entry of `model.metrics` -> its `streams`, if it has some."""
         return self._forward_pass.outputs.only_in
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
-from emrun.base.types import Values
+from emrun.base.types import Strings, Values
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
@@ -41,7 +41,7 @@ class Outputs:
 
     def __init__(
         self,
-        names: Sequence[str] | None,
+        names: Strings | None,
         loss: Any,
         metrics: Any,
         device: torch.device,
@@ -227,9 +227,9 @@ class Calculation:
         if not callable(form):
             raise ArgumentError(key, f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
         options: Values = getattr(form, "options", {})
-        self.inputs: Sequence[str] = options.get("inputs", ())
+        self.inputs: Strings = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
-        self.streams: Sequence[str] | None = options.get("streams")
+        self.streams: Strings | None = options.get("streams")
         """The streams in which it is calculated; None for all."""
         check_names(f"{key}.inputs", self.inputs)
         check_number(f"{key}.scale", self.scale)

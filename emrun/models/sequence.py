@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections.abc
 from typing import Any
 
 from emrun.base.errors import StateError
-from emrun.base.types import Batch, Values
+from emrun.base.types import Batch, Strings, Values
 from emrun.base.wording import listed
 from emrun.models.ensemble import MadeOfRuns, outputs_of
 
@@ -34,12 +33,12 @@ class Sequence(MadeOfRuns):
     """
 
     @property
-    def input_names(self) -> collections.abc.Sequence[str]:
+    def input_names(self) -> Strings:
         """Names of the sources that the first run needs, and those of losses and metrics."""
         return list(dict.fromkeys([*self.members[0][1].input_names, *super().input_names]))
 
     @property
-    def optional_input_names(self) -> collections.abc.Sequence[str]:  # type: ignore[override]
+    def optional_input_names(self) -> Strings:  # type: ignore[override]
         """Names of the sources that later runs use unless they are outputs of those before."""
         used = [name for _, each in self.members for name in (*each.input_names, *each.optional_input_names)]
         return [name for name in dict.fromkeys([*used, *super().optional_input_names]) if name not in self.input_names]

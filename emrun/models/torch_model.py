@@ -17,7 +17,7 @@ from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.patterns import Match
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Json, Prefetch, State, Values
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Json, Prefetch, State, Strings, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
@@ -34,8 +34,7 @@ from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision
 from emrun.models.recomputation import recompute as make_recompute
-from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.stepping import Scheduler
+from emrun.models.schedules.stepping import Schedule
 from emrun.models.sharding import Sharding, StrategyForm, check_by_rows
 from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.choice import choose_step
@@ -190,7 +189,7 @@ class TorchModel(ModuleModel):
         self,
         module: Module,
         inputs: InputsForm | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Strings | None = None,
         loss: LossForms | None = None,
         metrics: MetricForms | None = None,
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
@@ -421,12 +420,12 @@ class TorchModel(ModuleModel):
         }
 
     @property
-    def scheduler(self) -> Scheduler | ClosedForm | None:
+    def scheduler(self) -> Schedule | None:
         """See the class."""
         return self.schedulers.get("optimizer") if self.optimizer is not None else None
 
     @property
-    def schedulers(self) -> Mapping[str, Scheduler | ClosedForm]:
+    def schedulers(self) -> Mapping[str, Schedule]:
         """See the class."""
         return self._optimizers.schedulers
 
@@ -471,7 +470,7 @@ class TorchModel(ModuleModel):
         return has_updated or None
 
     @property
-    def writes(self) -> Sequence[str]:  # type: ignore[override]
+    def writes(self) -> Strings:  # type: ignore[override]
         """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
         return [*super().writes, *([SKIPPED] if self._skipped.scale is not None else [])]
 
@@ -480,7 +479,7 @@ class TorchModel(ModuleModel):
         return {**super().stream_values(stream), **self._skipped.values(stream)}
 
     @property
-    def monitors(self) -> Sequence[str]:
+    def monitors(self) -> Strings:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
         return list(dict.fromkeys(member.metric for member in self._optimizers.members if member.metric is not None))
 

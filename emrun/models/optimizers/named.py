@@ -19,8 +19,7 @@ from emrun.hook import Loop
 from emrun.models.optimizers.build import check_steps_alone
 from emrun.models.optimizers.parameters import names_of, parameters_beside, parameters_of
 from emrun.models.optimizers.scheduled import Rates, ScheduledOptimizer
-from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.stepping import Scheduler
+from emrun.models.schedules.stepping import Schedule
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Optimizers:
         return {member.shown_name: optimizer for optimizer, member in self.owners().items()}
 
     @property
-    def schedulers(self) -> dict[str, Scheduler | ClosedForm]:
+    def schedulers(self) -> dict[str, Schedule]:
         """Name of the optimizer -> its schedule."""
         return {member.shown_name: member.scheduler for member in self.members if member.scheduler is not None}
 

@@ -30,7 +30,7 @@ from emrun.models.optimizers.state import (
     optimizer_state,
 )
 from emrun.models.schedules.closed_form import REPLAN, ClosedForm
-from emrun.models.schedules.stepping import Scheduler, build_scheduler
+from emrun.models.schedules.stepping import Schedule, Scheduler, build_scheduler
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ScheduledOptimizer:
         if name and getattr(form, "options", {}).get("match") is None:
             raise ArgumentError(self.key, "missing key 'match': a regular expression for the parameters that it trains")
         self.replace(None if form is None else build_optimizer(module, form, self.key))
-        self.scheduler: Scheduler | ClosedForm | None = None
+        self.scheduler: Schedule | None = None
         if scheduler is not None:
             with self.errors():
                 self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{scheduler_key}")

@@ -150,14 +150,15 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: the run is too short for the phases of the schedule, or its length is not known.
         """
-        name = type(self).__name__
         total = horizon.updates
         warmup = self.warmup.updates(horizon) if self.warmup is not None else 0
         # a run without an end
         if total is None:
             if self.needs_horizon:
                 raise ArgumentError(
-                    "scheduler", f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
+                    "scheduler",
+                    f"{type(self).__name__} needs the number of updates of the run, which is not known: "
+                    f"{horizon.missing}",
                 )
             return curves.in_phases(warmup, self.between(horizon, warmup, 0))
         # the lengths of the phases
@@ -223,7 +224,6 @@ class ClosedForm(ABC):
             ArgumentError: see `factor`.
         """
         plan = self.planned
-        name = type(self).__name__
         if plan is None or plan["updates"] is None or horizon.updates is None or self._is_changed:
             return None
         is_longer = horizon.updates > plan["updates"]
@@ -232,8 +232,8 @@ class ClosedForm(ABC):
             return None
         # what has changed
         text = (
-            f"{name} was planned for {plan['updates']} updates, and the run now makes {horizon.updates}: this changes "
-            f"the rates of the {done} updates that were made already. "
+            f"{type(self).__name__} was planned for {plan['updates']} updates, and the run now makes "
+            f"{horizon.updates}: this changes the rates of the {done} updates that were made already. "
         )
         # the rates of a longer run
         if is_longer:

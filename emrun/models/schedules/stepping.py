@@ -146,9 +146,13 @@ class Scheduler:
             self.scheduler.step(value)
 
 
+Schedule = Scheduler | ClosedForm
+"""The schedule of an optimizer: one of torch's, or one of emrun's."""
+
+
 def build_scheduler(
     optimizer: torch.optim.Optimizer | None, form: Callable[..., Any], key: str = "model.scheduler"
-) -> Scheduler | ClosedForm:
+) -> Schedule:
     """Build the scheduler of an optimizer.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Required, TypedDict
@@ -17,7 +17,7 @@ from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.patterns import Match, check_matches, compiled, patterns
 from emrun.base.tables import Table
-from emrun.base.types import Json
+from emrun.base.types import Json, Strings
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
 from emrun.models.modes import Tensors
 from emrun.models.weights.matching import MISMATCHES, Matches, dtype_in_words, matches_of
@@ -30,7 +30,7 @@ _KEY = "init_from"
 
 
 Mismatch = Literal["error", "skip"]
-Renames = tuple[tuple[re.Pattern[str], Sequence[str]], ...]
+Renames = tuple[tuple[re.Pattern[str], Strings], ...]
 
 
 class InitFromForm(TypedDict, total=False):
