@@ -71,7 +71,8 @@ class ObjectState:
         )
         if not self._parts:
             self._thing.load_state_dict(values)
-        for part, kept in zip(self._parts, values if self._parts else (), strict=True):
+            return
+        for part, kept in zip(self._parts, values, strict=True):
             vars(part).update(kept, _computed=None)
 
     def _built(self) -> list[Any]:

@@ -95,11 +95,10 @@ class Sharding:
         """
         owners: dict[int, tuple[str, str]] = {}  # id of a parameter -> the part that it is of, its name
         dtypes: dict[str, tuple[torch.dtype, str]] = {}
-
-        def look(part: Module, path: str, owner: str) -> None:
-            owner = parts.get(id(part), owner)
-            for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-                name = f"{path}{key}"
+        inside: dict[str, str] = {}  # path -> the part that it is of
+        for path, part in module.named_modules(remove_duplicate=False):
+            owner = inside[path] = parts.get(id(part), inside.get(path.rpartition(".")[0], ""))
+            for name, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False):
                 before, first = owners.setdefault(id(parameter), (owner, name))
                 if before != owner:
                     where = [f"in {each!r}" if each else "in no part that matches" for each in (before, owner)]
@@ -118,10 +117,6 @@ class Sharding:
                         f"{other!r} is {dtype}, but {name!r} is {parameter.dtype}"
                         ": a shard has parameters of one dtype; match a part with one only",
                     )
-            for key, child in part.named_children():
-                look(child, f"{path}{key}.", owner)
-
-        look(module, "", "")
         if not owners:
             raise ArgumentError(KEY, f"{type(module).__name__} has no parameters to shard; remove strategy")
 

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.recomputation import keeps_activations, recomputed
 from emrun.models.step.micro_batches import MicroBatches
+from emrun.models.weights.saving import tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,8 @@ class Ways:
         """
         # the tensors of the module and of its losses
         losses = [term.function for term in self.forward_pass.outputs.terms.values()]
-        modules = [self.forward_pass.module, *(loss for loss in losses if isinstance(loss, Module))]
-        tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-        tensors = [each for each in tensors if each.dtype is torch.float32]
+        modules = ModuleList([self.forward_pass.module, *(loss for loss in losses if isinstance(loss, Module))])
+        tensors = [each for each in tensors_of(modules).values() if each.dtype is torch.float32]
         before = [each.data for each in tensors]
         # the block
         with self.forward_pass.changing(partial(_doubled, rounded=rounded)):

@@ -54,7 +54,8 @@ def parameter_groups(module: Module, options: Values, key: str) -> Groups:
     # the parameters without arguments of their own
     grouped = {id(parameter) for group in groups for parameter in group["params"]}
     rest = [parameter for parameter in _once(parameters) if id(parameter) not in grouped]
-    groups = [{"params": rest}, *groups] if rest else groups
+    if rest:
+        groups = [{"params": rest}, *groups]
     # the parameters without weight decay
     no_decay = options.get("no_decay")
     return groups if no_decay is None else _split(groups, _without_decay(module, no_decay, f"{key}.no_decay"), key)
@@ -69,7 +70,7 @@ def _matching(parameters: Named, match: object, argument: str) -> Named:
 
 
 def _once(parameters: Named) -> list[Parameter]:
-    return list({id(parameter): parameter for parameter in parameters.values()}.values())
+    return list(dict.fromkeys(parameters.values()))
 
 
 def _configured(parameters: Named, entries: object, key: str) -> Groups:

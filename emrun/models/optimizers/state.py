@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,16 +107,16 @@ def _sharded_as_parameters(optimizer: Optimizer, state: Any) -> Any:
     if not any(map(is_in_pieces, parameters)):
         return tree_map(whole_of, state)
     by_index = dict(zip(_indices(state), parameters, strict=False))
+    states = {
+        index: tree_map_only((Tensor, Stored), partial(_like, by_index[index]), values)
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": states}
 
-    def sharded(index: int, values: Any) -> Any:
-        parameter = by_index[index]
 
-        def sharded_or_whole(tensor: Any) -> Any:
-            return in_pieces_like(tensor, parameter) if tensor.shape == parameter.shape else whole_of(tensor)
-
-        return tree_map_only((Tensor, Stored), sharded_or_whole, values)
-
-    return {**state, "state": {index: sharded(index, values) for index, values in state["state"].items()}}
+def _like(parameter: Tensor, tensor: Any) -> Any:
+    """Return a tensor sharded as a parameter if it has the shape of the parameter, otherwise whole."""
+    return in_pieces_like(tensor, parameter) if tensor.shape == parameter.shape else whole_of(tensor)
 
 
 def _indices(state: Values) -> list[int]:

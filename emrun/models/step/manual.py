@@ -96,8 +96,9 @@ class FirstWindow:
             )
         for other in named.values():
             if other is not optimizer:
-                grads = [each.grad for each in parameters_of(other) if each.grad is not None]
-                self._held[other] = {grad: grad._version for grad in grads}
+                self._held[other] = {
+                    each.grad: each.grad._version for each in parameters_of(other) if each.grad is not None
+                }
 
 
 class Manual:

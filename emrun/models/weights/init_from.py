@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Required, TypedDict
@@ -226,29 +226,24 @@ def _renames(key: str, value: object) -> Renames:
 
 def _rows(matches: Matches, in_module: Tensors, others: list[str]) -> list[Json]:
     """Return the rows of the table: {what, tensors, values, which}."""
-
-    def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> Json:
-        names = list(names)
-        return {
-            "what": what,
-            "tensors": len(names),
-            "values": sum(matches.sizes.get(name, 0) for name in names),
-            "which": few(names if texts is None else texts, IN_TABLE),
-        }
-
-    # what is loaded
-    rows = [row("loaded", [name for name in in_module if name in matches.sources or name in matches.tied])]
-    converted: dict[str, list[str]] = {}
+    # what is loaded: the name of a tensor -> what the table shows for it
+    lists = {"loaded": {name: name for name in in_module if name in matches.sources or name in matches.tied}}
     for name, tensor in matches.sources.items():
         old = dtype_in_words(tensor)
         new = dtype_in_words(in_module[name])
         if old != new:
-            converted.setdefault(f"of these, converted from {old} to {new}", []).append(name)
-    rows += [row(what, names) for what, names in converted.items()]
-    if matches.tied:
-        rows.append(row("of these, tied to others", matches.tied))
+            lists.setdefault(f"of these, converted from {old} to {new}", {})[name] = name
+    lists["of these, tied to others"] = {name: name for name in matches.tied}
     # what is not
-    rows += [row(f"not loaded: {why}", texts, texts.values()) for why, texts in matches.not_loaded.items()]
-    if others:
-        rows.append(row("not loaded: not a tensor", others))
-    return rows
+    lists |= {f"not loaded: {why}": texts for why, texts in matches.not_loaded.items()}
+    lists["not loaded: not a tensor"] = {name: name for name in others}
+    return [
+        {
+            "what": what,
+            "tensors": len(texts),
+            "values": sum(matches.sizes.get(name, 0) for name in texts),
+            "which": few(texts.values(), IN_TABLE),
+        }
+        for what, texts in lists.items()
+        if texts or what == "loaded"
+    ]
