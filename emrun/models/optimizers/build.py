@@ -38,8 +38,8 @@ def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimi
             raise
         arguments = form.kwargs.items() if isinstance(form, Factory) else ()
         text = str(error)
-        refused = (name for name, value in arguments if text.endswith(f": {value}") or f"`{name}" in text)
-        place = next((f".{name}" for name in refused), "")
+        refused = (f".{name}" for name, value in arguments if text.endswith(f": {value}") or f"`{name}" in text)
+        place = next(refused, "")
         raise ArgumentError(f"{key}{place}", text) from error
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")

@@ -125,12 +125,10 @@ class ScheduledOptimizer:
         try:
             yield
         except ArgumentError as error:
-            first, _, rest = error.argument.partition(".")
-            if first != "scheduler" or self._scheduler_key == "scheduler":
+            if error.argument.partition(".")[0] != "scheduler" or self._scheduler_key == "scheduler":
                 raise
-            raise ArgumentError(
-                f"{self._scheduler_key}.{rest}" if rest else self._scheduler_key, error.message, error.fix
-            ) from error
+            key = self._scheduler_key + error.argument.removeprefix("scheduler")
+            raise ArgumentError(key, error.message, error.fix) from error
 
     def begin_stream(self, loop: Loop | None) -> None:
         """Prepare for the batches of a train stream.
