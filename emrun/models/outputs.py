@@ -79,8 +79,7 @@ class Outputs:
     @property
     def names(self) -> list[str]:
         """The names of the outputs, as far as they are known before the first batch."""
-        total = ["loss"] if self._sums_terms else []
-        return [*(self._named or ()), *self.terms, *total, *self.of_batches]
+        return [*(self._named or ()), *self.terms, *(["loss"] if self._sums_terms else []), *self.of_batches]
 
     @property
     def may_have_weights(self) -> bool:

@@ -302,12 +302,12 @@ class TorchModel(ModuleModel):
         forward_pass = self._forward_pass
         with_module = next((term.key for term in forward_pass.outputs.terms.values() if term.takes_module), None)
         refused = {
-            "compile": forward_pass.compilation is not None,
-            "memory_format": forward_pass.memory_format is not None,
-            f"a loss that gets the module ({with_module})": with_module is not None,
+            "compile": forward_pass.compilation,
+            "memory_format": forward_pass.memory_format,
+            f"a loss that gets the module ({with_module})": with_module,
         }
-        for name, is_there in refused.items():
-            if is_there:
+        for name, given in refused.items():
+            if given is not None:
                 raise ArgumentError("strategy", f"cannot be used with {name} yet; remove one of them")
         return Sharding(self.module, strategy, ranks(), self._is_alone)
 

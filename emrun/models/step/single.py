@@ -35,10 +35,6 @@ class SingleStep(TrainingStep):
             self.updater.step_schedules()
         return outputs
 
-    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
-        """Make the update of an optimizer."""
-        self.updater.update(member, loss)
-
     def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for."""
         self.updater.update(member, self.minimised, (None if closure is None else evaluated(closure, member.optimizer)))

@@ -103,9 +103,9 @@ class TrainingStep(ABC):
     def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of a loss to those of some parameters; of all by default."""
 
-    @abstractmethod
     def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make the update of an optimizer with the gradients of this batch, or note it for the end of the window."""
+        self.updater.update(member, loss)
 
     @abstractmethod
     def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:

@@ -253,8 +253,9 @@ class Loadable:
         return now
 
     def _refused(self, reason: str) -> ArgumentError:
-        kind = type(self._model.module).__name__
-        return ArgumentError("module", f"a resume could not load a checkpoint of {kind}: {reason}")
+        return ArgumentError(
+            "module", f"a resume could not load a checkpoint of {type(self._model.module).__name__}: {reason}"
+        )
 
 
 def _place(tensor: Tensor) -> int:
