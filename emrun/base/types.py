@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -20,11 +20,20 @@ Batch = Mapping[str, Any]
 Values = Mapping[str, Any]
 """Name -> value: the outputs of a batch, or what was saved."""
 
+Named = dict[str, Any]
+"""Name -> anything."""
+
 State = dict[str, Any]
 """What a `state_dict` returns, in plain types and tensors."""
 
 EpochData = dict[str, dict[str, Any]]
 """Stream -> variable -> a number, or a mapping aggregation -> number."""
+
+Strings = Sequence[str]
+"""Texts, such as names."""
+
+Counts = Mapping[str, int]
+"""Name -> a number of things."""
 
 Json = dict[str, Any]
 """Name -> a value that JSON has, as `--json` prints it and the files of a run have it."""
