@@ -13,6 +13,7 @@ from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
 from emrun.base.types import Batch, Counts, Json, Strings, Values
+from emrun.dataset import named_classes
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._division import SPLIT, Readable, Split, Texts, check_form, numbered, plain_of
 from emrun.datasets._splits import Part, Splits
@@ -63,6 +64,9 @@ class Prepared(Splits):
             preparation is that of another dataset.
     """
 
+    _label = ""
+    """The column with the classes of all rows; empty if there are none."""
+
     def __init__(
         self,
         files: Values,
@@ -107,6 +111,23 @@ class Prepared(Splits):
         """Return stream -> number of its rows, if its files are those of the run."""
         is_same = self._kept.get("files") == plain_of(self._files)
         return {**(self._kept["rows"] if is_same else {}), **super().lengths()}
+
+    def class_counts(self, source: str) -> list[int] | None:
+        """Return the number of train rows of each class of a source, if `split` has counted them; otherwise None."""
+        split = (self.preparation or {}).get("split")
+        if split is None or self._column_of(source) != split["form"].get("by", self._label):
+            return None
+        names = named_classes(self)
+        names = names.get(source, ()) if isinstance(names, Mapping) else names
+        counts = {
+            names.index(name) if name in names else int(name): count
+            for name, count in split["classes"]["train"].items()
+        }
+        return [counts.get(number, 0) for number in range(max(counts) + 1)]
+
+    def _column_of(self, source: str) -> object:
+        """Return the column, or the columns, that a source is made of."""
+        return source
 
     def _read(self, name: str, files: Any) -> Values:
         """Return stream -> its rows, for the files of an argument."""

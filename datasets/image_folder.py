@@ -96,6 +96,8 @@ class ImageFolder(Prepared, NamedSplits):
     fresh_batches = True
     read_ahead = 4
 
+    _label = "label"
+
     def __init__(
         self,
         train: str | Path,

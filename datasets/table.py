@@ -194,6 +194,9 @@ class Table(PreparedColumns):
         self._dtypes |= {source: np.dtype(text) for source, text in learnt["dtypes"].items()}
         self._forms.restore(learnt)
 
+    def _column_of(self, source: str) -> object:
+        return (self._columns or {}).get(source, source)
+
     def scale_of(self, source: str) -> Json | None:
         """Return how a source is scaled, for `units` of a model; None if it is not."""
         return _scale(source, self._columns or {}, self._forms)

@@ -163,6 +163,9 @@ class Interval:
         return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
 
 
+BALANCED = "balanced"
+"""The `weight` of a loss that makes up for classes of different sizes, with the counts that the run keeps."""
+
 TICKS = 1_000_000
 """The number of updates of a run that time ends, for schedules; see `Horizon`."""
 
