@@ -108,8 +108,8 @@ class Readable:
         self.chosen = rows
         self.ids = None if self.ids is None else [self.ids[row] for row in rows.tolist()]
 
-    def numbers(self, rows: Rows) -> Rows:
-        """Return the numbers that rows have among all rows of the files."""
+    def numbers(self, rows: Any) -> Any:
+        """Return the number that a row, or each of several, has among all rows of the files."""
         return rows if self.chosen is None else self.chosen[rows]
 
     def train(self, *, learns: bool) -> None:

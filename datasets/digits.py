@@ -42,6 +42,8 @@ class Digits(ThreeStreams):
         ArgumentError: an argument has a value that is not allowed.
     """
 
+    train_only = ("batch_size", "shift")
+
     def __init__(self, batch_size: int = 32, flat: bool = False, shift: int = 0) -> None:
         check_count("batch_size", batch_size, minimum=1)
         check_count("shift", shift)

@@ -66,6 +66,8 @@ class HuggingFace(Prepared):
         StreamError: a column has a null, or a file has changed since the dataset was built.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
         train: Files,

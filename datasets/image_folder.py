@@ -97,6 +97,7 @@ class ImageFolder(Prepared, NamedSplits):
     read_ahead = 4
 
     _label = "label"
+    train_only = ("train", "batch_size", "balance", "flip")
 
     def __init__(
         self,

@@ -60,6 +60,8 @@ class Mixed(ThreeStreams):
         StreamError: the `train` stream of a dataset is empty, or has another number of batches than `num_batches` says.
     """
 
+    train_only = ("weights",)
+
     def __init__(self, datasets: Values, weights: Mapping[str, float], batches_per_epoch: int) -> None:
         check_count("batches_per_epoch", batches_per_epoch, minimum=1)
         _check(datasets, weights)

@@ -95,6 +95,8 @@ class Parquet(PreparedColumns):
         StreamError: a list has a null, or a file cannot be read or has changed since the dataset was built.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
         train: Files,
@@ -248,7 +250,7 @@ class _RowGroups(Readable, Part):
 
     def texts(self, argument: str, name: str) -> Texts:
         """Return a column as texts."""
-        found: Texts = []
+        found: list[str | None] = []
         for path in self._files:
             with _opened(path) as opened:
                 check_one_of(argument, name, opened.schema_arrow.names, f"{str(path)!r} has no column {name!r}")

@@ -110,6 +110,8 @@ class Table(PreparedColumns):
         StreamError: a memory-mapped file has changed.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
         train: TableFiles,

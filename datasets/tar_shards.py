@@ -111,6 +111,8 @@ class TarShards(Prepared, NamedSplits):
     fresh_batches = True
     read_ahead = 4
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
         train: Files,

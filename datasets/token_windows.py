@@ -68,6 +68,8 @@ class TokenWindows(Splits):
         StreamError: the tokens in the cache can no longer be read.
     """
 
+    train_only = ("train", "batch_size")
+
     def __init__(
         self,
         train: Files,

@@ -88,6 +88,8 @@ class TorchDataset(ThreeStreams):
             an index, or a data loader with `num_workers` is read in a worker process.
     """
 
+    train_only = ("train", "batch_size", "sampler")
+
     def __init__(
         self,
         train: Any,
