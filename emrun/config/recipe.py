@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,7 +118,8 @@ class Recipe:
         found = dict(kwargs)
         for name, value in kwargs.items():
             if takes_tensor(value, parameters.hint(name)):
-                torch = importlib.import_module("torch")
+                import torch  # the hint has imported it
+
                 try:
                     found[name] = torch.tensor(value, dtype=torch.get_default_dtype())
                 except (ValueError, TypeError) as error:
