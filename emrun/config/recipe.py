@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,8 +119,7 @@ class Recipe:
         found = dict(kwargs)
         for name, value in kwargs.items():
             if takes_tensor(value, parameters.hint(name)):
-                import torch  # the hint has imported it
-
+                torch: Any = sys.modules["torch"]  # imported by the hint
                 try:
                     found[name] = torch.tensor(value, dtype=torch.get_default_dtype())
                 except (ValueError, TypeError) as error:
