@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from emrun.base.errors import ArgumentError, needing
+from emrun.base.types import Named, Values
 from emrun.datasets._categories import ColumnForms
+from emrun.datasets._division import Texts
 from emrun.datasets._statistics import value_of
 from emrun.stream_context import Array
 
@@ -30,7 +31,7 @@ def unreadable_columns(schema: Any) -> str:
     return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
 
 
-def agree(argument: str, where: str, schema: Any, kinds: dict[str, Any]) -> None:
+def agree(argument: str, where: str, schema: Any, kinds: Named) -> None:
     """Note the types as which the columns of a file are read, which are the same for all files.
 
     Args:
@@ -52,7 +53,7 @@ def agree(argument: str, where: str, schema: Any, kinds: dict[str, Any]) -> None
     kinds.update(zip(common.names, common.types, strict=True))
 
 
-def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
+def alike(table: Any, kinds: Values) -> Any:
     """Return a table whose columns have the types of all files.
 
     Raises:
@@ -61,18 +62,18 @@ def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
     return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
 
 
-def types_as_text(kinds: Mapping[str, Any]) -> str:
+def types_as_text(kinds: Values) -> str:
     """Return the types of columns as a text, for a file of the run."""
     return base64.b64encode(pa.schema(kinds).serialize()).decode()
 
 
-def types_of(text: str) -> dict[str, Any]:
+def types_of(text: str) -> Named:
     """Return column -> its type, from what `types_as_text` has returned."""
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def as_texts(column: Any) -> list[str | None]:
+def as_texts(column: Any) -> Texts:
     """Return a column as texts, with None for nulls."""
     column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
     is_plain = not _is_list(column.type) and "binary" not in str(column.type)
@@ -146,7 +147,7 @@ def has_nulls(array: Any) -> bool:
     return bool(array.null_count) or (_is_list(array.type) and has_nulls(compute.list_flatten(array)))
 
 
-def sources_of(table: Any) -> dict[str, Any]:
+def sources_of(table: Any) -> Named:
     """Return the columns of a table without nulls as sources.
 
     Numbers become an array of shape (B,). Lists of numbers become an array of shape (B, k) if all of them have k

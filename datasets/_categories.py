@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_choice, check_keys, check_names
+from emrun.base.arguments import check_choice, check_keys, check_names, check_one_of
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Json
-from emrun.base.wording import meant_of
+from emrun.base.types import Json, Named, Strings, Values
 from emrun.datasets._statistics import FillBy, Normalize
 from emrun.stream_context import Rows
 
@@ -36,10 +35,10 @@ class ColumnForms:
 
     def __init__(
         self,
-        fill: Mapping[str, Any] | None,
-        categories: Sequence[str] | None,
+        fill: Values | None,
+        categories: Strings | None,
         normalize: Mapping[str, Normalize] | None = None,
-        future: Sequence[str] = (),
+        future: Strings = (),
     ) -> None:
         check_names("categories", categories or [])
         given = dict(fill or {})
@@ -57,13 +56,13 @@ class ColumnForms:
         self.scales: dict[str, Json] = {}
         """Source -> how it is scaled, once it is known."""
         self.categories = tuple(dict.fromkeys(categories or ()))
-        self.types: dict[str, Any] = {}
+        self.types: Named = {}
         """Column -> the type of Arrow that it is read as, once it is known."""
         self.names: dict[str, list[str]] = {}
         """Source -> the names of its categories, in the order of their numbers."""
         self._told: Any = mmap.mmap(-1, max(1, len(self.categories)))  # a flag for each, which workers share
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {**self.__dict__, "_told": bytearray(self._told)}
 
     @property
@@ -71,7 +70,7 @@ class ColumnForms:
         """Whether there are statistics of the train rows."""
         return bool(self.fill_by or self.normalize)
 
-    def check(self, there: Sequence[str], alone: Sequence[str], sources: Iterable[str]) -> None:
+    def check(self, there: Strings, alone: Strings, sources: Iterable[str]) -> None:
         """Check the names of the columns.
 
         Args:
@@ -83,16 +82,13 @@ class ColumnForms:
             ArgumentError: a column is not one of them, or a column of categories is several sources.
         """
         for name in (*self.fill, *self.fill_by):
-            if name not in there:
-                raise ArgumentError(f"fill.{name}", f"{name!r} is not a column that is read{meant_of(name, there)}")
+            check_one_of(f"fill.{name}", name, there, f"{name!r} is not a column that is read")
         for name in self.normalize:
-            if name not in sources:
-                raise ArgumentError(f"normalize.{name}", f"{name!r} is not a source{meant_of(name, sources)}")
+            check_one_of(f"normalize.{name}", name, sources, f"{name!r} is not a source")
             if name in self.categories:
                 raise ArgumentError(f"normalize.{name}", "categories are numbers that have no scale; list it once")
         for name in self.categories:
-            if name not in alone:
-                raise ArgumentError("categories", f"{name!r} is not a source of its own{meant_of(name, alone)}")
+            check_one_of("categories", name, alone, f"{name!r} is not a source of its own")
             if alone.count(name) > 1:
                 what = f"{name!r} is several sources, whose numbers would be the same; keep one"
                 raise ArgumentError("categories", what)
@@ -117,11 +113,11 @@ class ColumnForms:
         fill = {name: {"by": by, "value": self.fill[name]} for name, by in self.fill_by.items()}
         return {"categories": self.names, "fill": fill, "scales": self.scales}
 
-    def use(self, known: Mapping[str, Sequence[str]]) -> None:
+    def use(self, known: Mapping[str, Strings]) -> None:
         """Take the names that a run has recorded instead of those of the train rows."""
         self.names |= {source: list(names) for source, names in known.items() if source in self.names}
 
-    def numbers(self, source: str, names: Sequence[str], indices: Rows, where: str, rows: Rows | None = None) -> Rows:
+    def numbers(self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None) -> Rows:
         """Return the numbers of the categories of some rows; the first of a source that no train row has is logged.
 
         Args:

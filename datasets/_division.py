@@ -6,7 +6,8 @@ import copy
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,15 +20,27 @@ from emrun.base.arguments import check_count, check_keys, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.fields import SHA256, mapping_of, record, whole
 from emrun.base.sources import changed
-from emrun.base.types import Json
+from emrun.base.types import Counts, Json, Strings, Values
 from emrun.base.wording import counted, listed, meant_of
 from emrun.stream_context import Array, Rows
 
+Texts = Sequence[str | None]
+"""A column as texts, with None for gaps."""
 PARTS = ("train", "valid", "test")
 SPLIT = record({"form": record({}), "rows": mapping_of(whole()), "sha256": SHA256})
 """What a run keeps of a division."""
 _LOG = logging.getLogger(__name__)
 _WAYS = ("by", "group", "time", "hash", "column", "files", "folds")
+_COLUMN = str, "not the name of a column", ()
+_FORMS: Mapping[str, tuple[Any, str, Strings]] = {
+    "by": _COLUMN,
+    "group": _COLUMN,
+    "time": _COLUMN,
+    "hash": _COLUMN,
+    "column": (str | Mapping, "neither a column nor a mapping such as {name: part, valid: dev}", ("name", *PARTS)),
+    "files": (Mapping, "not a mapping such as {valid: '*0.jpg'}", PARTS[1:]),
+}
+"""Key of `split` -> the kind of its value, what another value is not, and the keys of a mapping."""
 _MOST_CLASSES = 20  # in a line of the log
 
 
@@ -41,7 +54,7 @@ class SplitForm(TypedDict, total=False):
     time: str
     hash: str
     column: str | Mapping[str, str]
-    files: Mapping[str, str | Sequence[str]]
+    files: Mapping[str, str | Strings]
     folds: int
     fold: int
     seed: int
@@ -55,19 +68,24 @@ class Readable:
     place = ""
     """The files, for messages."""
 
+    ids: Strings | None = None
+    """The ids of the rows; None if they only have numbers."""
+    count: int
+    """The number of all rows of the files."""
+    chosen: Rows | None = None
+    """The numbers of the rows among all rows; None if they are all of them."""
+    trains = False
+    """Whether these are the rows to train on."""
+
     def __len__(self) -> int:
         """Return the number of rows."""
-        raise NotImplementedError
+        return self.count if self.chosen is None else len(self.chosen)
 
-    def names(self) -> Sequence[str] | None:
-        """Return the ids of the rows; None if they only have numbers."""
-        return None
-
-    def files(self) -> Sequence[str]:
+    def files(self) -> Strings:
         """Return the file of each row."""
         return [self.place] * len(self)
 
-    def texts(self, argument: str, name: str) -> Sequence[str | None]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return a column as texts, with None for gaps.
 
         Raises:
@@ -87,7 +105,20 @@ class Readable:
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these rows."""
-        raise NotImplementedError
+        self.chosen = rows
+        self.ids = None if self.ids is None else [self.ids[row] for row in rows.tolist()]
+
+    def numbers(self, rows: Any) -> Any:
+        """Return the number that a row, or each of several, has among all rows of the files."""
+        return rows if self.chosen is None else self.chosen[rows]
+
+    def train(self, *, learns: bool) -> None:
+        """Become the rows to train on, and learn from them unless the run has done this."""
+        self.trains = True
+
+    def refusal(self, argument: str, row: int, column: str, what: str) -> ArgumentError:
+        """Return the error for a value that does not fit."""
+        return ArgumentError(argument, f"{self.where(row)}: column {column!r}{what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +133,7 @@ class Division:
 
     rows: Mapping[str, Rows]
     sha256: str
-    classes: Mapping[str, Mapping[str, int]]
+    classes: Mapping[str, Counts]
 
     def __str__(self) -> str:
         """Return the number of rows of each part, and of each class."""
@@ -124,7 +155,7 @@ class Split:
         way: the key that says how, such as `group`; empty for a random part.
     """
 
-    form: Mapping[str, Any]
+    form: Values
     way: str
 
     @classmethod
@@ -157,6 +188,11 @@ class Split:
         return found
 
     @property
+    def value(self) -> Any:
+        """The value of the key that says how."""
+        return self.form.get(self.way)
+
+    @property
     def shares(self) -> dict[str, float]:
         """Part -> its share; the last part of the rows first."""
         return {name: self.form[name] for name in ("test", "valid") if name in self.form}
@@ -164,61 +200,54 @@ class Split:
     @property
     def column(self) -> dict[str, str]:
         """The argument `column` in its long form: `name`, and part -> value."""
-        given = self.form["column"]
-        return {"name": given} if isinstance(given, str) else {key: str(each) for key, each in given.items()}
+        given = {"name": self.value} if isinstance(self.value, str) else self.value
+        return {key: str(each) for key, each in given.items()}
+
+    @property
+    def key(self) -> str:
+        """The key of the config that divides the rows, for messages."""
+        return f"split.{self.way}" if self.way else "split"
 
     @property
     def named(self) -> list[str]:
         """The parts that must have rows."""
-        more: Iterable[str] = ()
-        if self.way == "column":
-            more = self.column
-        elif self.way == "files":
-            more = self.form["files"]
-        elif self.way == "folds":
-            more = ("valid",)
-        return [name for name in PARTS if name == "train" or name in self.shares or name in more]
+        own = {"folds": ["valid"], "files": self.value, "column": self.value}.get(self.way) or ()
+        own = () if isinstance(own, str) else own
+        return [name for name in PARTS if name in ("train", *self.shares, *own)]
 
     @property
     def helpers(self) -> list[str]:
         """The columns that only divide the rows, and are not a source by themselves."""
         if self.way == "column":
             return [self.column["name"]]
-        return [self.form[self.way]] if self.way in ("group", "time", "hash") else []
+        return [self.value] if self.way in ("group", "time", "hash") else []
 
     def check_shares(self) -> None:
         """Check the shares of the parts."""
-        takes_none = self.way in ("column", "files")
+        taken = {"column": PARTS, "files": PARTS, "folds": ["valid"]}.get(self.way, ())
         for name, share in self.shares.items():
-            if takes_none or (self.way == "folds" and name == "valid"):
+            if name in taken:
                 raise ArgumentError(f"split.{name}", f"`{self.way}` says which rows are {name}; remove one of the two")
             check_number(f"split.{name}", share, "a share above 0 and below 1, such as 0.2", above=0, below=1)
         if sum(self.shares.values()) >= 1:
             raise ArgumentError("split.test", "the shares of valid and test leave nothing to train on")
-        if not self.shares and self.way not in ("column", "files", "folds"):
+        if not self.shares and not taken:
             raise ArgumentError("split", "it has no part; write a share, such as valid: 0.2")
 
     def check_way(self) -> None:
         """Check the key that says how the rows are divided."""
-        key = f"split.{self.way}"
-        value = self.form.get(self.way)
-        if self.way in ("by", "group", "time", "hash") and not isinstance(value, str):
-            raise ArgumentError(key, f"{value!r} is not the name of a column")
-        if self.way == "column":
-            if not isinstance(value, str | Mapping) or (isinstance(value, Mapping) and "name" not in value):
-                raise ArgumentError(
-                    key, f"{value!r} is neither a column nor a mapping such as {{name: part, valid: dev}}"
-                )
-            check_keys(key, self.column, ["name", *PARTS])
-        if self.way == "files":
-            if not isinstance(value, Mapping) or not value:
-                raise ArgumentError(key, f"{value!r} is not a mapping such as {{valid: '*0.jpg'}}")
-            check_keys(key, value, PARTS[1:])
+        value = self.value
+        kind, what, allowed = _FORMS.get(self.way, (object, "", ()))
+        lacks_name = self.way == "column" and isinstance(value, Mapping) and "name" not in value
+        if not isinstance(value, kind) or value == {} or lacks_name:
+            raise ArgumentError(self.key, f"{value!r} is {what}")
+        if isinstance(value, Mapping) and allowed:
+            check_keys(self.key, value, allowed)
         if self.way == "folds":
-            check_count(key, value, minimum=2)
+            check_count(self.key, value, minimum=2)
             fold = self.form.get("fold")
-            if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < self.form["folds"]:
-                what = f"{fold!r} is not the number of a fold, from 0 to {self.form['folds'] - 1}"
+            if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < value:
+                what = f"{fold!r} is not the number of a fold, from 0 to {value - 1}"
                 raise ArgumentError("split.fold", f"{what}; the rows of this fold are those of valid")
         elif "fold" in self.form:
             raise ArgumentError("split.fold", "has no effect without `folds`")
@@ -230,38 +259,35 @@ class Split:
             ArgumentError: a part, or a class in a part, would have no rows; or a column or file does not fit.
         """
         parts = self._parts_of(rows)
-        found = {name: np.flatnonzero(parts == PARTS.index(name)) for name in PARTS}
-        named = self.named
-        key = f"split.{self.way}" if self.way else "split"
-        advice = "write other shares or patterns, or give it more rows"
-        for name in named:
+        found = {name: np.flatnonzero(parts == index) for index, name in enumerate(PARTS)}
+        for name in self.named:
             if not len(found[name]):
-                raise ArgumentError(
-                    key, f"{rows.place}: no rows are left for {name}; there are {len(rows)} rows; {advice}"
-                )
+                advice = "write other shares or patterns, or give it more rows"
+                what = f"no rows are left for {name}; there are {len(rows)} rows; {advice}"
+                raise ArgumentError(self.key, f"{rows.place}: {what}")
         found = {name: each for name, each in found.items() if len(each)}
-        names = rows.names()
         digest = hashlib.sha256(parts.tobytes())
-        if names is not None:
-            digest.update("\0".join(names).encode(errors="surrogateescape"))
-        return Division(found, digest.hexdigest(), self._classes(rows, found, key))
+        if rows.ids is not None:
+            digest.update("\0".join(rows.ids).encode(errors="surrogateescape"))
+        return Division(found, digest.hexdigest(), self._classes(rows, found))
 
-    def _classes(self, rows: Readable, found: Mapping[str, Rows], key: str) -> dict[str, dict[str, int]]:
+    def _classes(self, rows: Readable, found: Mapping[str, Rows]) -> dict[str, dict[str, int]]:
         """Return the classes of each part; each of them must be in all parts."""
-        label = self.form["by"] if self.way == "by" else rows.label
+        label = self.form.get("by", rows.label)
         if not label:
             return {}
-        classes, numbers = numbered(key, label, rows)
+        classes, numbers = numbered(self.key, label, rows)
         counts = {name: np.bincount(numbers[each], minlength=len(classes)) for name, each in found.items()}
         for part, each in counts.items():
             if not each.all():
                 empty = int(np.argmin(each))
-                first = int(np.argmax(numbers == empty))
-                size = counted(int(np.count_nonzero(numbers == empty)), "row")
+                own = np.flatnonzero(numbers == empty)
+                first = rows.where(int(own[0]))
+                size = counted(len(own), "row")
                 advice = "leave out `by`" if self.way == "by" else f"write by: {label}"
                 raise ArgumentError(
-                    key,
-                    f"the class {classes[empty]!r} of column {label!r} has {size}, the first in {rows.where(first)}, "
+                    self.key,
+                    f"the class {classes[empty]!r} of column {label!r} has {size}, the first in {first}, "
                     f"and none of them would be in {part}; write larger shares, or {advice}",
                 )
         return {part: dict(zip(classes, each.tolist(), strict=True)) for part, each in counts.items()}
@@ -302,13 +328,11 @@ class Split:
         numbers = np.arange(len(rows))
         draw = self._random
         if self.way == "group":
-            numbers = numbered("split.group", self.form["group"], rows)[1]
+            numbers = numbered(self.key, self.value, rows)[1]
         elif self.way == "by":
-            labels = numbered("split.by", self.form["by"], rows)[1]
-            draw = partial(self._stratified, labels)
+            draw = partial(self._stratified, numbered(self.key, self.value, rows)[1])
         elif self.way == "time":
-            times = moments("split.time", self.form["time"], rows)
-            draw = partial(_last, times)
+            draw = partial(_last, moments(self.key, self.value, rows))
         units = np.zeros(int(numbers.max(initial=-1)) + 1, np.int8)  # rows or groups
         rest = np.arange(len(units))
         for name, share in self.shares.items():
@@ -318,7 +342,7 @@ class Split:
         if self.way == "folds":
             order = np.arange(len(rest))
             np.random.RandomState(self.form["seed"]).shuffle(order)
-            units[rest[np.array_split(order, self.form["folds"])[self.form["fold"]]]] = PARTS.index("valid")
+            units[rest[np.array_split(order, self.value)[self.form["fold"]]]] = PARTS.index("valid")
         parts: Array = units[numbers]
         return parts
 
@@ -333,22 +357,20 @@ class Split:
         counts = np.bincount(labels[rest])
         kept = _shared(counts, len(rest) - count, random)
         taken = _shared(counts - kept, count, random)
-        found: list[list[Rows]] = [[], []]
+        left = []
+        drawn = []
         for label, (begin, size) in enumerate(zip(kept, taken, strict=True)):
             own = rest[labels[rest] == label]
             own = own[random.permutation(len(own))]
-            found[0].append(own[:begin])
-            found[1].append(own[begin : begin + size])
-        left, drawn = map(np.concatenate, found)
-        return random.permutation(left), drawn
+            left.append(own[:begin])
+            drawn.append(own[begin : begin + size])
+        return random.permutation(np.concatenate(left)), np.concatenate(drawn)
 
     def _of_hash(self, rows: Readable) -> Array:
-        seed = self.form["seed"]
         parts = np.zeros(len(rows), np.int8)
-        for row, text in enumerate(filled("split.hash", self.form["hash"], rows)):
-            number = (
-                int.from_bytes(hashlib.sha256(f"{seed}:{text}".encode(errors="surrogateescape")).digest()[:8]) / 2**64
-            )
+        for row, text in enumerate(filled(self.key, self.value, rows)):
+            drawn = hashlib.sha256(f"{self.form['seed']}:{text}".encode(errors="surrogateescape"))
+            number = int.from_bytes(drawn.digest()[:8]) / 2**64
             for name, share in self.shares.items():
                 if 0 <= number < share:
                     parts[row] = PARTS.index(name)
@@ -357,21 +379,18 @@ class Split:
 
     def _of_column(self, rows: Readable) -> Array:
         column = self.column
-        values = {column.get(name, name): index for index, name in enumerate(PARTS)}
-        texts = filled("split.column", column["name"], rows)
-        parts = np.array([values.get(text, -1) for text in texts], np.int8)
-        if (parts < 0).any():
-            row = int(np.argmax(parts < 0))
-            raise ArgumentError(
-                "split.column",
-                f"{rows.where(row)}: column {column['name']!r} has {texts[row]!r}, which names no part "
-                f"({listed([*values])}){meant_of(texts[row], values)}; write for example "
-                f"`column: {{name: {column['name']}, valid: {texts[row]}}}`",
-            )
-        return parts
+        name = column["name"]
+        values = {column.get(part, part): index for index, part in enumerate(PARTS)}
+        texts = filled(self.key, name, rows)
+        for row, text in enumerate(texts):
+            if text not in values:
+                what = f" has {text!r}, which names no part ({listed([*values])}){meant_of(text, values)}"
+                advice = f"write for example `column: {{name: {name}, valid: {text}}}`"
+                raise rows.refusal(self.key, row, name, f"{what}; {advice}")
+        return np.array([values[text] for text in texts], np.int8)
 
     def _of_files(self, rows: Readable) -> Array:
-        patterns = {name: [each] if isinstance(each, str) else list(each) for name, each in self.form["files"].items()}
+        patterns = {name: [each] if isinstance(each, str) else list(each) for name, each in self.value.items()}
         known: dict[str, int] = {}
         for file in dict.fromkeys(rows.files()):
             ways = (file, PurePath(file).name)
@@ -379,12 +398,12 @@ class Split:
                 name for name, own in patterns.items() if any(fnmatchcase(way, each) for way in ways for each in own)
             ]
             if len(found) > 1:
-                raise ArgumentError("split.files", f"{file} fits the patterns of {listed(found)}")
+                raise ArgumentError(self.key, f"{file} fits the patterns of {listed(found)}")
             known[file] = PARTS.index([*found, "train"][0])
         return np.array([known[file] for file in rows.files()], np.int8)
 
 
-def _shown(counts: Mapping[str, int]) -> str:
+def _shown(counts: Counts) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
@@ -404,7 +423,7 @@ def plain_of(value: Any) -> Any:
     return changed(value, lambda each: each if isinstance(each, int | float) else str(each))
 
 
-def filled(argument: str, column: str, rows: Readable) -> Sequence[str]:
+def filled(argument: str, column: str, rows: Readable) -> Strings:
     """Return a column as texts.
 
     Raises:
@@ -412,20 +431,16 @@ def filled(argument: str, column: str, rows: Readable) -> Sequence[str]:
     """
     texts = rows.texts(argument, column)
     if None in texts:
-        where = rows.where(list(texts).index(None))
-        raise ArgumentError(argument, f"{where}: column {column!r} is empty; write a value, or leave out the row")
+        raise rows.refusal(argument, [*texts].index(None), column, " is empty; write a value, or leave out the row")
     return texts  # type: ignore[return-value]
 
 
 def numbered(argument: str, column: str, rows: Readable) -> tuple[list[str], Rows]:
     """Return the values of a column as texts, whole numbers in their order, and the number of that of each row."""
-    texts = np.array(filled(argument, column, rows), dtype=str)
-    try:
-        values: Array = texts.astype(np.int64)
-        if (values.astype(str) != texts).any():
-            values = texts
-    except (ValueError, OverflowError):
-        values = texts
+    values: Array = np.array(filled(argument, column, rows), dtype=str)
+    with suppress(ValueError, OverflowError):
+        wholes = values.astype(np.int64)
+        values = wholes if (wholes.astype(str) == values).all() else values
     found, numbers = np.unique(values, return_inverse=True)
     return [str(each) for each in found.tolist()], np.asarray(numbers, np.int64)
 
@@ -445,8 +460,8 @@ def moments(argument: str, column: str, rows: Readable) -> Array:
         if not (np.isnat if times.dtype.kind == "M" else np.isnan)(times).any():
             return times
     row = next((index for index, text in enumerate(texts.tolist()) if not _is_moment(text)), 0)
-    what = f"{str(texts[row])!r} is neither a number nor a date such as 2020-01-31 or 2020-01-31 12:00:00"
-    raise ArgumentError(argument, f"{rows.where(row)}: column {column!r}: {what}; write all in one of these forms")
+    what = f": {str(texts[row])!r} is neither a number nor a date such as 2020-01-31 or 2020-01-31 12:00:00"
+    raise rows.refusal(argument, row, column, f"{what}; write all in one of these forms")
 
 
 def _is_moment(text: str) -> bool:

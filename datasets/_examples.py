@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import EmrunError, StreamError
 from emrun.base.sources import ID, POSITION
-from emrun.base.types import Batch, Policy
+from emrun.base.types import Batch, Named, Policy, Strings
 from emrun.datasets._splits import Splits
 from emrun.datasets._threads import in_order
 from emrun.stream_context import Rows, StreamContext
@@ -102,7 +102,7 @@ def printable(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def with_names(batch: Batch, rows: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def with_names(batch: Batch, rows: Sequence[int], names: Strings) -> Named:
     """Return a batch with the names of its examples and their numbers, unless it has such sources of its own.
 
     Args:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from emrun.base.arguments import check_choice, check_count, check_flag
 from emrun.base.errors import ArgumentError, needing
+from emrun.base.types import Named
 from emrun.base.wording import did_you_mean
 from emrun.stream_context import Array
 
@@ -25,6 +27,8 @@ Mode = Literal["RGB", "L"]
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 Dtype = Literal["float32", "uint8"]
 """The dtype of images: float32 in [0, 1], or uint8 from 0 to 255."""
+CropForm = Literal["random", "centre"] | Mapping[str, Any]
+"""The argument `crop` in a config, see `Crop.read`."""
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
 """Extension -> Pillow's name of the format."""
 
@@ -83,7 +87,7 @@ class Images:
         self._filter = str(interpolation).upper()
         self._orients = orient
 
-    def read(self, source: Path | IO[bytes], formats: list[str], rng: np.random.Generator | None = None) -> Array:
+    def read(self, source: Path | IO[bytes], formats: list[str], rng: Generator | None = None) -> Array:
         """Return an image as bytes of shape (H, W, C).
 
         Args:
@@ -153,7 +157,7 @@ class Crop:
         """
         if form is None:
             return None
-        given: dict[str, Any] = {"kind": "random", **form} if isinstance(form, Mapping) else {"kind": form}
+        given: Named = {"kind": "random", **form} if isinstance(form, Mapping) else {"kind": form}
         check_choice("crop", given["kind"], Literal["random", "centre"])
         is_random = given.pop("kind") == "random"
         allowed = ("area", "ratio", "side") if is_random else ("side",)
@@ -171,7 +175,7 @@ class Crop:
         return cls(is_random, **given)
 
     def box(
-        self, width: int, height: int, size: tuple[int, int], rng: np.random.Generator | None
+        self, width: int, height: int, size: tuple[int, int], rng: Generator | None
     ) -> tuple[float, float, float, float]:
         """Return left, top, right and bottom of the part of an image of this width and height, in pixels."""
         if not self.is_random or rng is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.types import Strings
 from emrun.base.wording import listed
+
+Files = str | list[str]
+"""The files of a stream in a config: a path, a pattern, or a list of these."""
 
 
 def files_of(argument: str, value: object) -> list[Path]:
@@ -55,7 +58,7 @@ def what_is_in(folder: Path) -> str:
     return f"; {str(folder)!r} has {first_of(names)}"
 
 
-def first_of(names: Sequence[str], most: int = 5) -> str:
+def first_of(names: Strings, most: int = 5) -> str:
     """Return the first of some names, and how many more there are."""
     return listed(list(map(repr, names[:most]))) + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -7,12 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
-from emrun.base.types import Batch, Json
-from emrun.datasets._division import SPLIT, Readable, Split, check_form, numbered, plain_of
+from emrun.base.types import Batch, Counts, Json, Strings, Values
+from emrun.dataset import named_classes
+from emrun.datasets._categories import ColumnForms
+from emrun.datasets._division import SPLIT, Readable, Split, Texts, check_form, numbered, plain_of
 from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
 
@@ -20,7 +23,7 @@ _COUNTS = mapping_of(whole())
 _KEPT = record({"class": TEXT, "files": record({}), "rows": _COUNTS, "split": optional(SPLIT), "learnt": record({})})
 
 
-def evenly(labels: Rows, blocks: Sequence[int] | None, random: np.random.Generator) -> Rows:
+def evenly(labels: Rows, blocks: Sequence[int] | None, random: Generator) -> Rows:
     """Return as many rows as there are labels, the same number of each class, in random order.
 
     Args:
@@ -61,9 +64,12 @@ class Prepared(Splits):
             preparation is that of another dataset.
     """
 
+    _label = ""
+    """The column with the classes of all rows; empty if there are none."""
+
     def __init__(
         self,
-        files: Mapping[str, Any],
+        files: Values,
         batch_size: int,
         split: Any = None,
         preparation: Json | None = None,
@@ -72,51 +78,71 @@ class Prepared(Splits):
         check_count("batch_size", batch_size, minimum=1)
         self._files = {name: each for name, each in files.items() if each is not None}
         self._split = None if split is None else Split.read(split, self._files if preparation is None else ())
+        self._helpers: Strings = [] if self._split is None else self._split.helpers
         self._balance = balance
         self._labels: Rows | None = None  # the class of each row of train, if they are drawn evenly
         self._opened: dict[str, Part] = {}
-        self._kept: Json = {} if preparation is None else preparation
+        self._kept: Json = preparation or {}
         self._division: Json = {}
         self._groups: set[str | None] = set()  # of the divided rows
-        names = dict.fromkeys(self._files)
         if preparation is None:
             for name in self._files:
                 self._opened |= self._loaded(name)
         else:
             self._check_kept()
             self._use(preparation["learnt"])
-            names |= dict.fromkeys(name for name in preparation["rows"] if name not in preparation["files"])
-        super().__init__(self._opened, batch_size, [*names, *self._opened])
+        divided = [name for name in self._kept.get("rows", ()) if name not in self._kept["files"]]
+        super().__init__(self._opened, batch_size, [*self._files, *divided, *self._opened])
 
     @property
     def preparation(self) -> Json | None:
         """What the run keeps of the data: the streams, their rows, and what was learnt from the train rows."""
-        learnt = self._learnt()
-        if self._kept or (self._split is None and not learnt):
+        if self._kept or not (self._split or self._learns):
             return self._kept or None
         return {
             "class": type(self).__name__,
             "files": plain_of(self._files),
-            "rows": {name: len(part) for name, part in self._opened.items()},
+            "rows": self.lengths(),
             "split": self._division or None,
-            "learnt": learnt,
+            "learnt": self._learnt(),
         }
 
-    @property
-    def num_batches(self) -> Mapping[str, int]:
-        """Stream -> number of its batches, if its files are those of the run."""
-        rows = dict(self._kept["rows"]) if self._kept.get("files") == plain_of(self._files) else {}
-        rows |= {name: len(part) for name, part in self._opened.items()}
-        return {name: -(-count // self._batch_size) for name, count in rows.items()}
+    def lengths(self) -> Counts:
+        """Return stream -> number of its rows, if its files are those of the run."""
+        is_same = self._kept.get("files") == plain_of(self._files)
+        return {**(self._kept["rows"] if is_same else {}), **super().lengths()}
 
-    def _read(self, name: str, files: Any) -> Mapping[str, Any]:
+    def class_counts(self, source: str) -> list[int] | None:
+        """Return the number of train rows of each class of a source, if `split` has counted them; otherwise None."""
+        split = (self.preparation or {}).get("split")
+        if split is None or self._column_of(source) != split["form"].get("by", self._label):
+            return None
+        names = named_classes(self)
+        names = names.get(source, ()) if isinstance(names, Mapping) else names
+        counts = {
+            names.index(name) if name in names else int(name): count
+            for name, count in split["classes"]["train"].items()
+        }
+        return [counts.get(number, 0) for number in range(max(counts) + 1)]
+
+    def _column_of(self, source: str) -> object:
+        """Return the column, or the columns, that a source is made of."""
+        return source
+
+    def _read(self, name: str, files: Any) -> Values:
         """Return stream -> its rows, for the files of an argument."""
         raise NotImplementedError
 
-    def _complete(self, name: str, part: Any) -> Part:
-        """Return the rows of a stream as they are read in batches; those of train come first."""
-        whole: Part = part
-        return whole
+    def _complete(self, name: str, part: Any) -> Any:
+        """Return the rows of a stream as they are read in batches, its `Part`; those of train come first."""
+        if name == "train":
+            part.train(learns=not self._kept)
+        return part
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the train rows tell more than the split."""
+        return False
 
     def _learnt(self) -> Json:
         """Return what was learnt from the train rows."""
@@ -157,7 +183,7 @@ class Prepared(Splits):
 
     def _check_groups(self, column: str, rows: Readable) -> None:
         """Check that the groups of other files are not those of the divided rows; files may lack the column."""
-        groups: Sequence[str | None] = ()
+        groups: Texts = ()
         with suppress(ArgumentError):
             groups = rows.texts("split.group", column)
         row = next((row for row, group in enumerate(groups) if group in self._groups), None)
@@ -187,3 +213,27 @@ class Prepared(Splits):
     def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
         """Return the examples of a pass over a stream."""
         return part
+
+
+class PreparedColumns(Prepared):
+    """Streams of rows with columns, which `forms` fills, numbers and scales; the other arguments are those above."""
+
+    def __init__(self, forms: ColumnForms, files: Values, batch_size: int, *prepared: Any) -> None:
+        self._forms = forms
+        super().__init__(files, batch_size, *prepared)
+
+    @property
+    def _learns(self) -> bool:
+        return self._forms.learns
+
+    def scale_of(self, source: str) -> Json | None:
+        """Return how a source is scaled, for `units` of a model; None if it is not."""
+        return self._forms.scales.get(source)
+
+    def classes_names(self) -> Mapping[str, Strings]:
+        """Return source of `categories` -> the names of its categories."""
+        return self._forms.names
+
+    def use_classes(self, names: Mapping[str, Strings]) -> None:
+        """Number the categories as a run does."""
+        self._forms.use(names)

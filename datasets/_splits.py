@@ -7,7 +7,7 @@ from typing import Protocol
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Counts
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import Rows, StreamContext
 
@@ -81,9 +81,13 @@ class Splits(ThreeStreams):
         self._batch_size = batch_size
 
     @property
-    def num_batches(self) -> Mapping[str, int]:
+    def num_batches(self) -> Counts:
         """Stream -> number of its batches."""
-        return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
+        return {name: -(-count // self._batch_size) for name, count in self.lengths().items()}
+
+    def lengths(self) -> Counts:
+        """Return stream -> number of its examples."""
+        return {name: len(part) for name, part in self._parts.items()}
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
         return self._batches(self._part(name), ctx, shuffle=name == "train" and ctx.epoch > 0)

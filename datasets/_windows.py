@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, Self, TypedDict
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from emrun.base.arguments import check_count, check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import ID
+from emrun.base.types import Named, Strings, Values
 from emrun.base.wording import listed
 from emrun.datasets._division import Readable, moments, numbered
 from emrun.datasets._splits import Part
@@ -29,7 +30,7 @@ class WindowForm(TypedDict, total=False):
     stride: int
     order: str
     group: str
-    future_of: Sequence[str]
+    future_of: Strings
     past_across: bool
 
 
@@ -58,9 +59,8 @@ def check_window(form: Any) -> None:
     if not isinstance(form, Mapping):
         raise ArgumentError("window", f"{form!r} is not a mapping such as {{past: 48, future: 24, future_of: [load]}}")
     check_keys("window", form, list(WindowForm.__annotations__))
-    for key in ("past", "future"):
-        check_count(f"window.{key}", form.get(key), minimum=1)
-    check_count("window.stride", form.get("stride", 1), minimum=1)
+    for key in ("past", "future", "stride"):
+        check_count(f"window.{key}", {"stride": 1, **form}.get(key), minimum=1)
     check_flag("window.past_across", form.get("past_across", False))
     check_names("window.future_of", form.get("future_of"))
 
@@ -79,12 +79,12 @@ class Windows(Part):
         ArgumentError: a column does not fit, or rows are missing in the order of time.
     """
 
-    def __init__(
-        self, form: Mapping[str, Any], rows: Readable, chosen: Rows | None, sources: RowSources, place: str
-    ) -> None:
+    def __init__(self, form: Values, rows: Readable, chosen: Rows | None, sources: RowSources, place: str) -> None:
         self._form = form
-        self._past = np.arange(form["past"])
-        self._future = np.arange(form["past"], form["past"] + form["future"])
+        past = form["past"]
+        future = form["future"]
+        self._past = np.arange(past)
+        self._future = np.arange(past, past + future)
         self._sources = sources
         self._place = place
         self._is_prediction = False
@@ -96,22 +96,21 @@ class Windows(Part):
         in_group = groups[self._order]
         if "order" in form:
             _check_gaps(form["order"], rows, self._order, in_group, times[self._order])
+        numbers = np.arange(count)
         first = np.searchsorted(in_group, in_group)
-        left = np.searchsorted(in_group, in_group, side="right") - np.arange(count)
+        left = np.searchsorted(in_group, in_group, side="right") - numbers
         # a window lies in one part, but perhaps for its past
         inside = np.ones(count, bool) if chosen is None else np.isin(self._order, chosen)
         until = np.concatenate([[0], np.cumsum(inside)])
-        is_start = (np.arange(count) - first) % form.get("stride", 1) == 0
-        starts = np.flatnonzero(is_start & (left >= form["past"]))
-        last = starts + form["past"]
-        end = np.minimum(last + form["future"], count)
-        is_past = until[last] - until[starts] == form["past"]
-        if form.get("past_across", False):
-            is_past[:] = True
-        is_whole = left[starts] >= form["past"] + form["future"]
-        is_own = np.where(is_whole, until[end] - until[last] == form["future"], inside[last - 1])
-        self._whole = starts[is_past & is_own & is_whole]
-        self._all = starts[is_past & is_own]
+        is_start = (numbers - first) % form.get("stride", 1) == 0
+        starts = np.flatnonzero(is_start & (left >= past))
+        last = starts + past
+        end = np.minimum(last + future, count)
+        is_past = (until[last] - until[starts] == past) | form.get("past_across", False)
+        is_whole = left[starts] >= past + future
+        is_own = is_past & np.where(is_whole, until[end] - until[last] == future, inside[last - 1])
+        self._whole = starts[is_own & is_whole]
+        self._all = starts[is_own]
 
     def __len__(self) -> int:
         return len(self._all if self._is_prediction else self._whole)
@@ -138,12 +137,12 @@ class Windows(Part):
         """Have only the past from now on."""
         self._is_prediction = True
 
-    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Named:
         """Return the batch of these windows."""
         starts = (self._all if self._is_prediction else self._whole)[rows, None]
         past = self._order[starts + self._past]
         found = self._sources.arrays(past.reshape(-1), ctx)
-        batch: dict[str, Any] = {}
+        batch: Named = {}
         for source, values in found.items():
             width = () if self._sources.is_category(source) else (-1,)
             if source != FUTURE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from emrun.base.arguments import check_count, check_flag
 from emrun.base.errors import needing
+from emrun.base.types import Counts
 from emrun.datasets._splits import ThreeStreams
 from emrun.stream_context import Array, StreamContext
 
@@ -41,6 +42,8 @@ class Digits(ThreeStreams):
         ArgumentError: an argument has a value that is not allowed.
     """
 
+    train_only = ("batch_size", "shift")
+
     def __init__(self, batch_size: int = 32, flat: bool = False, shift: int = 0) -> None:
         check_count("batch_size", batch_size, minimum=1)
         check_count("shift", shift)
@@ -60,7 +63,7 @@ class Digits(ThreeStreams):
         }
 
     @property
-    def num_batches(self) -> Mapping[str, int]:
+    def num_batches(self) -> Counts:
         """Stream -> number of its batches."""
         return {name: -(-len(part["label"]) // self._batch_size) for name, part in self._parts.items()}
 

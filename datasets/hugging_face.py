@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import glob
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_names, expanded
+from emrun.base.arguments import check_names, check_one_of, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
-from emrun.base.types import Batch, Json
-from emrun.base.wording import listed, meant_of
+from emrun.base.types import Batch, Json, Named, Strings
+from emrun.base.wording import listed
 from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, types_as_text, types_of, unreadable_columns
-from emrun.datasets._division import Readable, SplitForm
-from emrun.datasets._paths import check_unchanged, files_of, identity
+from emrun.datasets._division import Readable, SplitForm, Texts
+from emrun.datasets._paths import Files, check_unchanged, files_of, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.stream_context import Rows, StreamContext
@@ -66,11 +66,13 @@ class HuggingFace(Prepared):
         StreamError: a column has a null, or a file has changed since the dataset was built.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
-        train: str | list[str],
-        valid: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        train: Files,
+        valid: Files | None = None,
+        test: Files | None = None,
         columns: list[str] | None = None,
         cache_dir: str | None = None,
         batch_size: int = 32,
@@ -83,7 +85,7 @@ class HuggingFace(Prepared):
         _library()
         self._columns = columns
         self._cache_dir = cache_dir
-        self._kinds: dict[str, Any] = {}
+        self._kinds: Named = {}
         self._classes: dict[str, list[str]] = {}
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
@@ -97,21 +99,20 @@ class HuggingFace(Prepared):
         own = [stream for stream in loaded if stream == name or stream not in self._files]
         return {stream: _Rows(stream, loaded[stream], self._columns, self._kinds) for stream in own}
 
-    def _complete(self, name: str, part: Any) -> Part:
-        rows: _Rows = part
+    def _complete(self, name: str, part: Any) -> Any:
         if name == "train" and not self._kept:
-            self._classes = rows.classes_names()
-        rows.number_as(name, self._classes)
-        return rows
+            self._classes = part.classes_names()
+        part.number_as(name, self._classes)
+        return part
 
     def _learnt(self) -> Json:
-        return {"classes": self._classes, "types": types_as_text(self._kinds)} if self._split is not None else {}
+        return {"classes": self._classes, "types": types_as_text(self._kinds)}
 
     def _use(self, learnt: Json) -> None:
         self._classes = learnt["classes"]
         self._kinds |= types_of(learnt["types"])
 
-    def classes_names(self) -> Mapping[str, Sequence[str]]:
+    def classes_names(self) -> Mapping[str, Strings]:
         """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
         return self._classes
 
@@ -119,39 +120,29 @@ class HuggingFace(Prepared):
 class _Rows(Readable, Part):
     """The rows of one split; `kinds` has the types of the columns of all splits."""
 
-    def __init__(self, argument: str, rows: Any, columns: list[str] | None, kinds: dict[str, Any]) -> None:
+    def __init__(self, argument: str, rows: Any, columns: list[str] | None, kinds: Named) -> None:
         for name in columns or ():
-            if name not in rows.column_names:
-                meant = meant_of(name, rows.column_names)
-                raise ArgumentError("columns", f"{argument!r} has no column {name!r}{meant}")
+            check_one_of("columns", name, rows.column_names, f"{argument!r} has no column {name!r}")
         chosen = rows.select_columns(columns) if columns else rows
         if bad := unreadable_columns(chosen.features.arrow_schema):
             raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; list others")
         self._all = rows
         self._rows = chosen.with_format("arrow")
-        self._chosen: Rows | None = None  # the numbers of the rows in the files, if these are divided
+        self.count = len(rows)
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
         self.place = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
         self._kinds = kinds
         agree(argument, self.place, chosen.features.arrow_schema, kinds)
-        self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
-
-    def __len__(self) -> int:
-        return len(self._rows if self._chosen is None else self._chosen)
+        self._numbers: Named = {}  # column -> the number in train of each number here
 
     def classes_names(self) -> dict[str, list[str]]:
         """Return column -> the names of its classes."""
         return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
 
-    def restrict(self, rows: Rows) -> None:
-        """Keep only these rows."""
-        self._chosen = rows
-
-    def texts(self, argument: str, name: str) -> list[str | None]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return a column as texts."""
-        if name not in self._all.column_names:
-            raise ArgumentError(argument, f"there is no column {name!r}{meant_of(name, self._all.column_names)}")
+        check_one_of(argument, name, self._all.column_names, f"there is no column {name!r}")
         values = self._all.with_format(None)[name]
         return [None if each is None else str(each) for each in values]
 
@@ -173,7 +164,7 @@ class _Rows(Readable, Part):
         """Return the batch of these rows."""
         for path, before in self._identities.items():  # a memory-mapped file shows a change without any error
             check_unchanged(path, before, f"stream {ctx.stream_name!r}: {str(path)!r}")
-        rows = rows if self._chosen is None else self._chosen[rows]
+        rows = self.numbers(rows)
         table = self._rows[rows.tolist()]
         for name in table.column_names:
             if has_nulls(table.column(name)):
@@ -216,7 +207,7 @@ def _offline_and_quiet(library: Any) -> Iterator[None]:
         yield
 
 
-def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> dict[str, Any]:
+def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> Named:
     """Return stream -> rows for the value of an argument."""
     if isinstance(value, str | Path) and expanded(value).is_dir():
         return _saved(library, argument, expanded(value))
@@ -238,7 +229,7 @@ def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> d
     return {argument: found}
 
 
-def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
+def _saved(library: Any, argument: str, folder: Path) -> Named:
     try:
         found = library.load_from_disk(str(folder.resolve()))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import ID
-from emrun.base.types import Batch, Json, Policy
+from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed
-from emrun.datasets._division import Readable, SplitForm
+from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._examples import ExampleReader, NamedSplits, printable, with_names
-from emrun.datasets._images import Images, check_pillow, write_image
+from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode, check_pillow, write_image
 from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
@@ -95,6 +96,9 @@ class ImageFolder(Prepared, NamedSplits):
     fresh_batches = True
     read_ahead = 4
 
+    _label = "label"
+    train_only = ("train", "batch_size", "balance", "flip")
+
     def __init__(
         self,
         train: str | Path,
@@ -102,11 +106,11 @@ class ImageFolder(Prepared, NamedSplits):
         test: str | Path | None = None,
         batch_size: int = 32,
         size: Sequence[int] | int | None = None,
-        mode: Literal["RGB", "L"] = "RGB",
+        mode: Mode = "RGB",
         flip: bool = False,
-        dtype: Literal["float32", "uint8"] = "float32",
-        crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
-        interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
+        dtype: Dtype = "float32",
+        crop: CropForm | None = None,
+        interpolation: Interpolation = "bilinear",
         orient: bool = False,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
@@ -128,16 +132,10 @@ class ImageFolder(Prepared, NamedSplits):
         self.classes = self.classes or _folders("train", root)
         found = _files(name, root, self.classes)
         self._size = self._size or _first_size(*found, self._images, self._reader)
-        return {name: _Pictures(found, self._size, self.classes, self._images, self._reader)}
-
-    def _complete(self, name: str, part: Any) -> Part:
-        pictures: _Pictures = part
-        if name == "train":
-            pictures.train(flips=self._flips)
-        return pictures
+        return {name: _Pictures(found, self._size, self.classes, self._images, self._reader, self._flips)}
 
     def _learnt(self) -> Json:
-        return {"classes": self.classes, "size": list(self._size or ())} if self._split is not None else {}
+        return {"classes": self.classes, "size": list(self._size or ())}
 
     def _use(self, learnt: Json) -> None:
         self.classes = list(learnt["classes"])
@@ -161,58 +159,49 @@ class _Pictures(Readable, Part):
         self,
         files: tuple[Path, list[str], Array],
         size: tuple[int, int],
-        classes: Sequence[str],
+        classes: Strings,
         images: Images,
         reader: ExampleReader,
+        flips: bool,
     ) -> None:
-        self._root, self._files, self._labels = files
+        self._root, self.ids, self._labels = files
+        self.count = len(self.ids)
         self._size = size
         self._classes = classes
         self._images = images
         self._reader = reader
-        self._trains = False
-        self._flips = False
+        self._flips = flips
         self.place = str(self._root)
 
+    ids: list[str]
+    """The paths below the folder."""
     label = "label"
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these images."""
-        self._files = [self._files[row] for row in rows.tolist()]
+        super().restrict(rows)
         self._labels = self._labels[rows]
 
-    def train(self, *, flips: bool) -> None:
-        """Draw parts of images in training passes, and whether they are flipped."""
-        self._trains = True
-        self._flips = flips
-
-    def names(self) -> list[str]:
+    def files(self) -> Strings:
         """Return the paths below the folder."""
-        return self._files
+        return self.ids
 
-    def files(self) -> list[str]:
-        """Return the paths below the folder."""
-        return self._files
-
-    def texts(self, argument: str, name: str) -> list[str]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return the classes or the paths."""
         if name not in ("label", ID):
             raise ArgumentError(argument, f"images have no column {name!r}; the columns are label and id")
-        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self._files
+        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self.ids
 
     def where(self, row: int) -> str:
         """Return the path of an image."""
-        return str(self._root / printable(self._files[row]))
-
-    def __len__(self) -> int:
-        return len(self._files)
+        return str(self._root / printable(self.ids[row]))
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         images = ctx.empty((len(rows), self._images.channels, *self._size), self._images.dtype)
 
         def read_one(row: int, place: int) -> int:
-            rng = ctx.rng_for(row) if self._trains and ctx.epoch > 0 else None
+            rng = ctx.rng_for(row) if self.trains and ctx.epoch > 0 else None
             is_flipped = self._flips and rng is not None and rng.random() < 0.5
             pixels = self._pixels(row, rng)
             write_image(pixels[:, ::-1] if is_flipped else pixels, images[place])
@@ -222,14 +211,14 @@ class _Pictures(Readable, Part):
         if len(places) < len(rows):
             images = images[places]
             rows = rows[places]
-        return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self._files)
+        return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:
-        return self._files[row], str(self._root / self._files[row])
+        return self.ids[row], str(self._root / self.ids[row])
 
-    def _pixels(self, row: int, rng: np.random.Generator | None) -> Array:
+    def _pixels(self, row: int, rng: Generator | None) -> Array:
         """Return an image as bytes of shape (H, W, C)."""
-        path = self._root / self._files[row]
+        path = self._root / self.ids[row]
         pixels = self._images.read(path, _FORMATS, rng)
         if pixels.shape[:2] != self._size:
             found = " x ".join(map(str, pixels.shape[:2]))

@@ -11,7 +11,7 @@ import numpy as np
 from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import POSITION
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Counts, Named, Values
 from emrun.base.wording import listed
 from emrun.dataset import named_classes, stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
@@ -60,7 +60,9 @@ class Mixed(ThreeStreams):
         StreamError: the `train` stream of a dataset is empty, or has another number of batches than `num_batches` says.
     """
 
-    def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, float], batches_per_epoch: int) -> None:
+    train_only = ("weights",)
+
+    def __init__(self, datasets: Values, weights: Mapping[str, float], batches_per_epoch: int) -> None:
         check_count("batches_per_epoch", batches_per_epoch, minimum=1)
         _check(datasets, weights)
         self._datasets = dict(datasets)
@@ -76,7 +78,7 @@ class Mixed(ThreeStreams):
         has_only(self, ["train", *filter(self._having, ("valid", "test"))])
 
     @property
-    def num_batches(self) -> Mapping[str, int]:
+    def num_batches(self) -> Counts:
         """Stream -> number of its batches, if its datasets have `num_batches`."""
         own = {name: _lengths(dataset) for name, dataset in self._datasets.items()}
         found = {"train": self._batches_per_epoch}
@@ -112,7 +114,7 @@ class Mixed(ThreeStreams):
         if ctx.epoch:
             self._kept[key] = readers
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {**self.__dict__, "_kept": {}}
 
     def _having(self, stream: str) -> list[str]:
@@ -182,7 +184,7 @@ def _lengths(dataset: Any) -> dict[str, int]:
     return dict(getattr(dataset, "num_batches", None) or {})
 
 
-def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+def _check(datasets: Values, weights: Mapping[str, float]) -> None:
     for argument, value in (("datasets", datasets), ("weights", weights)):
         if not isinstance(value, Mapping) or not value:
             raise ArgumentError(argument, f"{value!r} is not a mapping with one entry per dataset")
@@ -202,7 +204,7 @@ def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
         check_number("weights", weight, f"a positive number, as the weight of {name}", above=0)
 
 
-def _check_classes(datasets: Mapping[str, Any]) -> None:
+def _check_classes(datasets: Values) -> None:
     """Check that a label has one meaning in all datasets that have names for their classes."""
     known: dict[Any, tuple[str, Any]] = {}
     for name, dataset in datasets.items():

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_names
+from emrun.base.arguments import check_names, check_one_of
 from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
-from emrun.base.types import Batch, Json
-from emrun.base.wording import meant_of
+from emrun.base.types import Batch, Json, Named, Strings
 from emrun.datasets._arrow import (
     agree,
     alike,
@@ -30,9 +29,9 @@ from emrun.datasets._arrow import (
     views_of,
 )
 from emrun.datasets._categories import ColumnForms
-from emrun.datasets._division import Readable, SplitForm
-from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
-from emrun.datasets._prepared import Prepared
+from emrun.datasets._division import Readable, SplitForm, Texts
+from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
+from emrun.datasets._prepared import PreparedColumns
 from emrun.datasets._splits import Part
 from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
 from emrun.stream_context import Array, Rows, StreamContext
@@ -43,7 +42,7 @@ with needing("Parquet", "pyarrow", "data"):
 _KEPT = 2  # row groups in memory: a batch at the border of two needs both
 
 
-class Parquet(Prepared):
+class Parquet(PreparedColumns):
     """The rows of Parquet files, with only one or two row groups in memory at a time.
 
         dataset:
@@ -96,11 +95,13 @@ class Parquet(Prepared):
         StreamError: a list has a null, or a file cannot be read or has changed since the dataset was built.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
-        train: str | list[str],
-        valid: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        train: Files,
+        valid: Files | None = None,
+        test: Files | None = None,
         columns: list[str] | None = None,
         batch_size: int = 32,
         fill: Mapping[str, Any | FillForm] | None = None,
@@ -114,42 +115,22 @@ class Parquet(Prepared):
             check_names("columns", columns)
             if not columns or len(set(columns)) < len(columns):
                 raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
-
-        self._forms = ColumnForms(fill, categories, normalize)
         self._columns = columns
-        self._kinds: dict[str, Any] = {}
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
+        self._kinds: Named = {}
+        forms = ColumnForms(fill, categories, normalize)
+        files = {"train": train, "valid": valid, "test": test}
+        super().__init__(forms, files, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: Any) -> dict[str, _RowGroups]:
-        helpers = [] if self._split is None else self._split.helpers
-        return {name: _RowGroups(name, files_of(name, files), self._columns, self._forms, self._kinds, helpers)}
-
-    def _complete(self, name: str, part: Any) -> Part:
-        groups: _RowGroups = part
-        if name == "train" and not self._kept:
-            groups.learn()
-        return groups
+        paths = files_of(name, files)
+        return {name: _RowGroups(name, paths, self._columns, self._forms, self._kinds, self._helpers)}
 
     def _learnt(self) -> Json:
-        if self._split is None and not self._forms.learns:
-            return {}
         return {"types": types_as_text(self._kinds), **self._forms.learnt}
 
     def _use(self, learnt: Json) -> None:
         self._kinds |= types_of(learnt["types"])
         self._forms.restore(learnt)
-
-    def scale_of(self, source: str) -> Json | None:
-        """Return how a source is scaled, for `units` of a model; None if it is not."""
-        return self._forms.scales.get(source)
-
-    def classes_names(self) -> Mapping[str, Sequence[str]]:
-        """Return column of `categories` -> the names of its categories."""
-        return self._forms.names
-
-    def use_classes(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Number the categories as a run does."""
-        self._forms.use(names)
 
 
 @dataclass(frozen=True)
@@ -157,9 +138,9 @@ class _RowGroup:
     table: Any
     arrays: dict[str, Array]  # of the table's memory: NumPy takes rows in less time than Arrow
 
-    def sources(self, rows: Array) -> dict[str, Any]:
+    def sources(self, rows: Array) -> Named:
         """Return the batch of these rows of the row group."""
-        batch: dict[str, Any] = {name: array.take(rows, axis=0) for name, array in self.arrays.items()}
+        batch: Named = {name: array.take(rows, axis=0) for name, array in self.arrays.items()}
         if others := [name for name in self.table.column_names if name not in batch]:
             batch |= sources_of(self.table.select(others).take(pa.array(rows)))
         return {name: batch[name] for name in self.table.column_names}
@@ -181,10 +162,10 @@ class _RowGroups(Readable, Part):
         self,
         argument: str,
         files: Sequence[Path],
-        columns: Sequence[str] | None,
+        columns: Strings | None,
         forms: ColumnForms,
-        kinds: dict[str, Any],
-        helpers: Sequence[str],
+        kinds: Named,
+        helpers: Strings,
     ) -> None:
         self._files = files
         self._forms = forms
@@ -214,21 +195,23 @@ class _RowGroups(Readable, Part):
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
-        if not sum(sizes):
+        self.count = sum(sizes)
+        if not self.count:
             raise ArgumentError(argument, f"{', '.join(map(str, files))}: contains no examples")
         self._columns = columns
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        self._chosen: Rows | None = None  # the rows, if not all
         self.place = first_of([str(path) for path in files])
 
-    def learn(self) -> None:
+    def train(self, *, learns: bool) -> None:
         """Learn from the train rows: values that fill gaps, categories and scales, one column at a time."""
+        if not learns:
+            return
         forms = self._forms
         for name in forms.fill_by:
-            raw = [table.column(name) for table in self._tables([name], is_raw=True)]
-            learn_fill(forms, name, pa.concat_tables([pa.table({name: each}) for each in raw]).column(name), self.place)
+            whole = pa.concat_tables(self._tables([name], is_raw=True))
+            learn_fill(forms, name, whole.column(name), self.place)
         for name, by in forms.normalize.items():
             parts = [array_of(table.column(name)) for table in self._tables([name])]
             numbers = [each.astype(np.float64) for each in parts if each is not None and each.dtype.kind in "iuf"]
@@ -237,33 +220,26 @@ class _RowGroups(Readable, Part):
             values = np.concatenate(numbers)
             columns = values.reshape(len(values), -1).T
             forms.scales[name] = scale_of(by, ((name, each) for each in columns), self.place)
-        found: dict[str, set[str]] = {name: set() for name in self._forms.categories}
-        tables = self._tables(list(found)) if found else ()
+        found: dict[str, set[str]] = {name: set() for name in forms.categories}
+        tables = self._tables(forms.categories) if found else ()
         for table in tables:
             for name, known in found.items():
                 known.update(table.column(name).unique().to_pylist())
         for name, known in found.items():
             forms.learn(name, known)
 
-    def _tables(self, columns: Sequence[str], *, is_raw: bool = False) -> Iterator[Any]:
+    def _tables(self, columns: Strings, *, is_raw: bool = False) -> Iterator[Any]:
         """Yield columns of the rows, row group by row group."""
         for group in range(len(self._groups)):
             table = self._columns_of(group, columns, "train", is_raw=is_raw)
-            yield table if self._chosen is None else table.take(pa.array(self._chosen_of(group) - self._begins[group]))
-
-    def _chosen_of(self, group: int) -> Rows:
-        """Return the rows of a row group that were chosen."""
-        chosen: Any = self._chosen
-        begin, end = np.searchsorted(chosen, [self._begins[group], self._ends[group]])
-        rows: Rows = chosen[begin:end]
-        return rows
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if self._chosen is None else len(self._chosen)
+            if self.chosen is not None:
+                begin, end = np.searchsorted(self.chosen, [self._begins[group], self._ends[group]])
+                table = table.take(pa.array(self.chosen[begin:end] - self._begins[group]))
+            yield table
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these rows, with the row groups that they are in."""
-        self._chosen = rows
+        super().restrict(rows)
         self._kept = {}
         self.blocks = np.bincount(self._groups_of(rows), minlength=len(self._ends)).tolist()
 
@@ -272,14 +248,12 @@ class _RowGroups(Readable, Part):
         groups = self._groups_of(np.arange(len(self))).tolist()
         return [str(self._files[self._groups[group][0]]) for group in groups]
 
-    def texts(self, argument: str, name: str) -> list[str | None]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return a column as texts."""
         found: list[str | None] = []
         for path in self._files:
             with _opened(path) as opened:
-                names = opened.schema_arrow.names
-                if name not in names:
-                    raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, names)}")
+                check_one_of(argument, name, opened.schema_arrow.names, f"{str(path)!r} has no column {name!r}")
                 found += as_texts(opened.read([name], use_threads=False).column(name))
         return found
 
@@ -292,12 +266,12 @@ class _RowGroups(Readable, Part):
     def _groups_of(self, rows: Rows) -> Rows:
         return np.searchsorted(self._ends, rows, side="right")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {**self.__dict__, "_kept": {}, "_footer": None}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows; the row groups that were used last stay in memory for the next batch."""
-        rows = rows if self._chosen is None else self._chosen[rows]
+        rows = self.numbers(rows)
         groups = self._groups_of(rows)
         present = list(dict.fromkeys(groups.tolist()))
         tables, places = [], []
@@ -319,27 +293,27 @@ class _RowGroups(Readable, Part):
 
     def _read_group(self, group: int, ctx: StreamContext) -> _RowGroup:
         table = self._columns_of(group, self._columns or (), ctx.stream_name)
+        changed = {}
         for name in self._forms.names:
             found = table.column(name).combine_chunks().dictionary_encode()
             names = found.dictionary.to_pylist()
             indices = found.indices.to_numpy()
-            numbers = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
-            table = table.set_column(table.schema.get_field_index(name), name, pa.array(numbers))
+            changed[name] = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
         for name, scale in self._forms.scales.items():
-            place = table.schema.get_field_index(name)
             values: Any = array_of(table.column(name))
-            values = scaled(values, scale, partial(self._refusal, name, group))
-            table = table.set_column(place, name, column_of(values))
+            changed[name] = scaled(values, scale, partial(self._error_of, name, group))
+        for name, values in changed.items():
+            table = table.set_column(table.schema.get_field_index(name), name, column_of(values))
         return _RowGroup(table, views_of(table))
 
-    def _refusal(self, name: str, group: int, row: int, what: str) -> StreamError:
+    def _error_of(self, name: str, group: int, row: int, what: str) -> StreamError:
         return StreamError(f"{self.where(int(self._begins[group]) + row)}: column {name!r}: {what}")
 
     def _where(self, group: int, stream: str) -> str:
         file, number = self._groups[group]
         return f"stream {stream!r}: {str(self._files[file])!r}, row group {number}"
 
-    def _columns_of(self, group: int, columns: Sequence[str], stream: str, *, is_raw: bool = False) -> Any:
+    def _columns_of(self, group: int, columns: Strings, stream: str, *, is_raw: bool = False) -> Any:
         """Return columns of a row group, with their gaps filled, and categories as texts, unless they stay as they are.
 
         Raises:
@@ -372,13 +346,12 @@ def _opened(path: Path, footer: Any = None) -> Any:
     return ParquetFile(path, metadata=footer)
 
 
-def _chosen(path: Path, schema: Any, columns: Sequence[str], argument: str) -> Any:
+def _chosen(path: Path, schema: Any, columns: Strings, argument: str) -> Any:
     """Return the schema of the columns to read."""
     for name in columns:
         if schema.names.count(name) > 1:
             raise ArgumentError(argument, f"{str(path)!r}: {schema.names.count(name)} columns are named {name!r}")
-        if name not in schema.names:
-            raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, schema.names)}")
+        check_one_of(argument, name, schema.names, f"{str(path)!r} has no column {name!r}")
     fields = [schema.field(name) for name in columns]
     chosen = pa.schema([pa.field(field.name, field.type) for field in fields])
     if not fields:
@@ -395,7 +368,7 @@ def _null(name: str, count: int = 1) -> str:
     return f"column {name!r} has {what} by 'fill: {{{name}: VALUE}}', or leave the column out of 'columns'"
 
 
-def _check_nulls(argument: str, path: Path, metadata: Any, columns: Sequence[str]) -> None:
+def _check_nulls(argument: str, path: Path, metadata: Any, columns: Strings) -> None:
     """Check the numbers of nulls in a footer; those of lists count empty lists too, so that only reading can tell.
 
     Raises:

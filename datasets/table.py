@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,29 +9,33 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from emrun.base.arguments import check_flag, expanded
+from emrun.base.arguments import check_flag, check_one_of, expanded
 from emrun.base.errors import ArgumentError, needing, reason_of
 from emrun.base.sources import ID
-from emrun.base.types import Json
-from emrun.base.wording import listed, meant_of
+from emrun.base.types import Json, Named, Strings, Values
+from emrun.base.wording import listed
 from emrun.datasets._categories import ColumnForms
-from emrun.datasets._division import Readable, SplitForm
+from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._paths import check_unchanged, identity
-from emrun.datasets._prepared import Prepared
+from emrun.datasets._prepared import PreparedColumns
 from emrun.datasets._splits import Part
 from emrun.datasets._statistics import FillForm, Normalize, scale_of, scaled
 from emrun.datasets._windows import FUTURE, WindowForm, Windows, check_window
 from emrun.stream_context import Array, Rows, StreamContext
 
+Layout = Mapping[str, str | Sequence[str]]
+"""Source -> a column, or several."""
+TableFiles = str | Path | Mapping[str, str | Path]
+"""The files of a stream: one, or source -> file."""
 _BLOCK = 2**24  # bytes of a CSV file that are read at once; a row must not be longer
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
-class Table(Prepared):
+class Table(PreparedColumns):
     """Examples from a `.npz` file, a `.csv` file, or one `.npy` file per source.
 
         dataset:
@@ -107,16 +110,18 @@ class Table(Prepared):
         StreamError: a memory-mapped file has changed.
     """
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
-        train: str | Path | Mapping[str, str | Path],
-        valid: str | Path | Mapping[str, str | Path] | None = None,
-        test: str | Path | Mapping[str, str | Path] | None = None,
+        train: TableFiles,
+        valid: TableFiles | None = None,
+        test: TableFiles | None = None,
         batch_size: int = 32,
-        columns: Mapping[str, str | Sequence[str]] | None = None,
+        columns: Layout | None = None,
         memory_map: bool = False,
         fill: Mapping[str, str | float | FillForm] | None = None,
-        categories: Sequence[str] | None = None,
+        categories: Strings | None = None,
         id: str | None = None,
         split: SplitForm | None = None,
         normalize: Mapping[str, Normalize] | None = None,
@@ -125,49 +130,59 @@ class Table(Prepared):
         preparation: Json | None = None,
     ) -> None:
         check_flag("memory_map", memory_map)
-        _check_columns(columns)
+        _check_columns(columns or {})
         if id is not None and ID in (columns or ()):
             raise ArgumentError("id", "`columns` has a source 'id' too; rename it")
         if window is not None:
             check_window(window)
             if FUTURE in (columns or ()):
                 raise ArgumentError("columns", "`window` adds the source 'future'; choose another name")
-            columns = columns and {**columns, FUTURE: window["future_of"]}
             if balance is not None:
                 raise ArgumentError("balance", "windows have no classes; remove `balance`, or `window`")
-            if columns is None:
-                raise ArgumentError(
-                    "window", "set `columns` to the sources of the past, such as {x: [load, temperature]}"
-                )
+            if not columns:
+                what = "set `columns` to the sources of the past, such as {x: [load, temperature]}"
+                raise ArgumentError("window", what)
+            columns = {**columns, FUTURE: window["future_of"]}
         self._window = window
         self._of_windows: dict[_Rows, _Sources] = {}  # all rows of the file that was read last
         self._columns = columns
         self._memory_map = memory_map
         self._id = id
-        self._forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
-        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
+        forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
+        files = {"train": train, "valid": valid, "test": test}
+        super().__init__(forms, files, batch_size, split, preparation, balance)
 
-    def _read(self, name: str, files: str | Path | Mapping[str, str | Path]) -> dict[str, _Rows]:
-        helpers = [] if self._split is None else self._split.helpers
-        return {
-            name: _Rows(name, files, self._columns, self._forms, self._memory_map, self._id, helpers, bool(self._kept))
-        }
+    def _read(self, name: str, files: TableFiles) -> dict[str, _Rows]:
+        found = files if isinstance(files, Mapping) else expanded(files)
+        ending = ".npy" if isinstance(found, Mapping) else found.suffix.lower()
+        for key, value in {"columns": self._columns, "fill": self._forms.fill or self._forms.fill_by}.items():
+            if value and ending != ".csv":
+                raise ArgumentError(key, f"only CSV files have it, and {name} is not a CSV file")
+        if self._memory_map and ending != ".npy":
+            what = f"only .npy files can be mapped; save each source of {name} ({found}) as one"
+            raise ArgumentError("memory_map", what)
+        rows: _Rows
+        if isinstance(found, Path) and ending == ".csv":
+            rows = _Csv(name, found)
+        elif isinstance(found, Mapping) or ending == ".npz":
+            rows = _Arrays(name, found, self._memory_map)
+        else:
+            raise ArgumentError(name, f"{found} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
+        rows.lay_out(self._forms, self._columns, self._id, self._helpers, may_lack=bool(self._kept) and name != "train")
+        return {name: rows}
 
     def _complete(self, name: str, part: Any) -> Part:
-        rows: _Rows = part
-        learns = name == "train" and not self._kept
-        sources = _Sources(name, rows, self._forms, self._dtypes) if self._window is None or learns else None
-        if self._window is None and sources is not None:
-            return sources
-        form: Any = self._window
-        if rows.whole not in self._of_windows:
-            whole = sources if rows.whole is rows else None
-            self._of_windows = {rows.whole: whole or _Sources(name, rows.whole, self._forms, self._dtypes)}
-        windows = Windows(form, rows.whole, rows.chosen, self._of_windows[rows.whole], f"{rows.place}: {name}")
-        if not self._kept:
-            windows.check()
-        return windows
+        is_new = name == "train" and not self._kept
+        sources = _Sources(name, part, self._dtypes) if self._window is None or is_new else None
+        if self._window is None:
+            return cast("Part", sources)
+        whole = part.whole
+        if whole not in self._of_windows:
+            own = sources if whole is part else None
+            self._of_windows = {whole: own or _Sources(name, whole, self._dtypes)}
+        windows = Windows(self._window, whole, part.chosen, self._of_windows[whole], f"{part.place}: {name}")
+        return windows if self._kept else windows.check()
 
     def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
         if isinstance(part, Windows):
@@ -175,106 +190,76 @@ class Table(Prepared):
         return part
 
     def _learnt(self) -> Json:
-        if self._split is None and not self._forms.learns:
-            return {}
-        dtypes = {source: dtype.str for source, dtype in self._dtypes.items()}
-        return {"dtypes": dtypes, **self._forms.learnt}
+        return {"dtypes": {source: dtype.str for source, dtype in self._dtypes.items()}, **self._forms.learnt}
 
     def _use(self, learnt: Json) -> None:
         self._dtypes |= {source: np.dtype(text) for source, text in learnt["dtypes"].items()}
         self._forms.restore(learnt)
 
+    def _column_of(self, source: str) -> object:
+        return (self._columns or {}).get(source, source)
+
     def scale_of(self, source: str) -> Json | None:
         """Return how a source is scaled, for `units` of a model; None if it is not."""
         return _scale(source, self._columns or {}, self._forms)
 
-    def classes_names(self) -> Mapping[str, Sequence[str]]:
-        """Return source of `categories` -> the names of its categories."""
-        return self._forms.names
-
-    def use_classes(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Number the categories as a run does."""
-        self._forms.use(names)
-
 
 class _Rows(Readable):
-    """The rows of a file, as they are there."""
+    """The rows of a file, as they are there.
 
-    def __init__(
-        self,
-        argument: str,
-        files: str | Path | Mapping[str, str | Path],
-        columns: Mapping[str, str | Sequence[str]] | None,
-        forms: ColumnForms,
-        memory_map: bool,
-        name: str | None,
-        helpers: Sequence[str],
-        may_lack: bool,
-    ) -> None:
-        files = files if isinstance(files, Mapping) else expanded(files)
-        ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
-        for key, value in {"columns": columns, "fill": forms.fill or forms.fill_by}.items():
-            if value and ending != ".csv":
-                raise ArgumentError(key, f"only CSV files have it, and {argument} is not a CSV file")
-        if memory_map and not isinstance(files, Mapping):
-            what = f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
-            raise ArgumentError("memory_map", what)
-        self.place = str(files)
-        self._csv: _Csv | None = None
-        self.chosen: Rows | None = None
-        """The numbers of the rows in the file; None for all."""
+    Args:
+        argument: the argument with the files.
+        place: the files.
+    """
+
+    columns: Named
+    """Column of a CSV file -> a column of Arrow, or source of other files -> its array."""
+    header: Strings
+    """The names of all columns or arrays."""
+
+    def __init__(self, argument: str, place: object) -> None:
+        self.argument = argument
+        self.place = str(place)
         self.whole = self
         """All rows of the file."""
-        self._names: list[str] | None = None
-        self.columns: dict[str, Any]
-        """Column of a CSV file -> a column of Arrow, or source of other files -> its array."""
-        if isinstance(files, Mapping):
-            self.columns = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
-        elif ending == ".csv":
-            self._csv = _Csv(argument, files)
-        elif ending == ".npz":
-            self.columns = _read_npz(argument, files)
-        else:
-            raise ArgumentError(argument, f"{files} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
+
+    def lay_out(
+        self, forms: ColumnForms, columns: Layout | None, name: str | None, helpers: Strings, *, may_lack: bool
+    ) -> None:
+        """Choose what the sources are made of.
+
+        Args:
+            forms: how gaps and categories are read.
+            columns: source -> a column, or several; None for one source of each column.
+            name: the column with the names of the rows, or None.
+            helpers: the columns that only divide the rows.
+            may_lack: whether sources may be missing, as the labels of a prediction are.
+        """
+        self.forms = forms
+        self.may_lack = may_lack
         if name is not None:
-            self._names = [each or "" for each in self.texts("id", name)]
-        aside = [*helpers, *([] if name is None else [name])]
-        there = list(self.columns) if self._csv is None else self._csv.header
-        self.layout = columns or {each: each for each in there if each not in aside}
+            self.ids = [each or "" for each in self.texts("id", name)]
+        self.layout = columns or {each: each for each in self.header if each not in (*helpers, name)}
         """Source -> a column, or several."""
         own = [named for named in self.layout.values() if isinstance(named, str)]
-        forms.check([] if self._csv is None else _flat(self.layout), own, self.layout)
-        self.may_lack = may_lack and argument != "train"
-        """Whether sources may be missing, as the labels of a prediction are."""
+        forms.check(self.to_fill(), own, self.layout)
         if self.may_lack:
-            self.layout = {
-                source: named
-                for source, named in self.layout.items()
-                if not {*there}.isdisjoint(_flat({source: named}))
-            }
-        if self._csv is None:
-            self._check_lengths(argument)
-        else:
-            self.columns = self._csv.typed(_flat(self.layout), forms, own)
-        self._count = next(map(len, self.columns.values()), 0)
+            there = self.header
+            self.layout = {key: each for key, each in self.layout.items() if not {*there}.isdisjoint(_listed(each))}
+        self.load(own)
+        self.count = next(map(len, self.columns.values()), 0)
 
-    def _check_lengths(self, argument: str) -> None:
-        for source, values in self.columns.items():
-            if values.ndim == 0 or values.dtype.kind in "OV":
-                what = f"{values.dtype} of shape {values.shape}"
-                raise ArgumentError(argument, f"source {source!r} is {what}, not an array with one entry per example")
-        lengths = {source: values.shape[0] for source, values in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{source} {length}" for source, length in lengths.items())
-            raise ArgumentError(argument, f"its sources have different numbers of examples: {counts}")
+    def to_fill(self) -> Strings:
+        """Return the columns that `fill` may name."""
+        return ()
 
-    def __len__(self) -> int:
-        return self._count if self.chosen is None else len(self.chosen)
+    def load(self, own: Strings) -> None:
+        """Read the columns of the layout; `own` are those that are a source of their own."""
+        raise NotImplementedError
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these rows."""
-        self.chosen = rows
-        self._names = None if self._names is None else [self._names[row] for row in rows.tolist()]
+        super().restrict(rows)
         self.columns = {
             name: values[rows] if isinstance(values, np.ndarray) else values.take(rows)
             for name, values in self.columns.items()
@@ -284,100 +269,64 @@ class _Rows(Readable):
         """Forget the columns, of which sources were made."""
         self.columns = {}
 
-    def names(self) -> list[str] | None:
-        """Return the ids of the rows; None without the argument `id`."""
-        return self._names
-
-    def texts(self, argument: str, name: str) -> Sequence[str | None]:
-        """Return a column, or an array with one text or number for each row, as texts."""
-        if self._csv is not None:
-            return self._csv.texts(argument, name)
-        if name not in self.columns:
-            raise ArgumentError(argument, f"{self.place} has no source {name!r}{meant_of(name, self.columns)}")
-        values = self.columns[name][:]
-        if values.ndim != 1 or values.dtype.kind not in "UiufM":
-            what = f"{values.dtype} of shape {values.shape}"
-            raise ArgumentError(argument, f"source {name!r} is {what}, not one text or number for each row")
-        texts: list[str] = values.astype(str).tolist()
-        return texts
-
-    def where(self, row: int) -> str:
-        """Return the file and the number of a row; in a CSV file, the header is row 1."""
-        number = self.numbers(np.array([row]))[0]
-        return f"{self.place}, row {number}" if self._csv is None else f"{self.place}, Row #{number + 2}"
-
-    def numbers(self, rows: Rows) -> Rows:
-        """Return the numbers that rows have in the file."""
-        return rows if self.chosen is None else self.chosen[rows]
-
-    def arrays(self, forms: ColumnForms) -> dict[str, Array | _Mapped]:
+    def arrays(self) -> dict[str, Array | _Mapped]:
         """Return the sources, without gaps."""
-        if self._csv is None:
-            arrays = {source: self.columns[source] for source in self.layout}
-            return {source: self._scaled(source, [source], values, forms) for source, values in arrays.items()}
-        arrays = {name: self._filled(name, forms) for name in self.columns}
-        return {
-            source: self._scaled(source, [named], arrays[named], forms)
-            if isinstance(named, str)
-            else self._scaled(source, named, np.stack([arrays[name].astype(float) for name in named], axis=1), forms)
-            for source, named in self.layout.items()
-        }
+        raise NotImplementedError
 
-    def _scaled(self, source: str, names: Sequence[str], values: Any, forms: ColumnForms) -> Array | _Mapped:
-        """Return a source as `normalize` says; without this, numbers of CSV files are float32."""
-        by = forms.normalize.get(source)
+    def scaled(self, source: str, names: Strings, values: Any) -> Any:
+        """Return a source as `normalize` says."""
+        by = self.forms.normalize.get(source)
         if by is not None:
             if values.dtype.kind not in "iuf" or values.ndim not in (1, 2):
-                what = f"{values.dtype} of shape {values.shape}"
-                raise ArgumentError(f"normalize.{source}", f"it is {what}, not one number or several for each row")
-            if source not in forms.scales:
-                forms.scales[source] = scale_of(by, _columns(names, values), self.place)
-        scale = _scale(source, self.layout, forms)
-        if scale is not None:
-            refuse = partial(self._refusal, source)
-            if isinstance(values, _Mapped):
-                values.scale(partial(scaled, scale=scale, refuse=refuse))
-                return values
-            values = scaled(values, scale, refuse)
-        is_wide = self._csv is not None and values.dtype == np.float64
-        return values.astype(np.float32) if is_wide else values  # type: ignore[no-any-return]
+                what = f"it is {_kind_of(values)}, not one number or several for each row"
+                raise ArgumentError(f"normalize.{source}", what)
+            if source not in self.forms.scales:
+                self.forms.scales[source] = scale_of(by, _columns(names, values), self.place)
+        scale = _scale(source, self.layout, self.forms)
+        if scale is None:
+            return values
+        change = partial(scaled, scale=scale, refuse=partial(self._refusal, source))
+        return values.scaled(change) if isinstance(values, _Mapped) else change(values)
 
     def _refusal(self, source: str, row: int, what: str) -> ArgumentError:
         return ArgumentError(f"normalize.{source}", f"{self.where(row)}: {what}")
 
-    def _filled(self, name: str, forms: ColumnForms) -> Array:
-        """Return a column of a CSV file without gaps: texts if it has categories, else numbers."""
-        from emrun.datasets._arrow import formed, learn_fill
 
-        argument = self._csv.argument if self._csv is not None else ""
-        if name in forms.future and not self.may_lack:
-            self._check_target(name)
-        learn_fill(forms, name, self.columns[name], self.place)
-        column = formed(forms, name, self.columns[name])
-        if column.null_count:
-            advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
-            row = self.numbers(np.array([column.is_null().index(True).as_py()]))[0] + 2  # the header is row 1
-            raise ArgumentError(argument, f"{self.place}: column {name!r}: Row #{row} is empty; {advice}")
-        forms.types[name] = column.type
-        values: Array = column.to_numpy()
-        if name in forms.categories:
-            return values.astype(str)
-        try:
-            with np.errstate(over="raise"):
-                values.astype(np.float32)
-            return values
-        except FloatingPointError as error:
-            largest = max(values[np.isfinite(values)], key=abs)
-            what = f"{self.place}: column {name!r} has {largest}, which float32 cannot hold"
-            raise ArgumentError(argument, what) from error
+class _Arrays(_Rows):
+    """The rows of a `.npz` file, or of one `.npy` file per source."""
 
-    def _check_target(self, name: str) -> None:
-        """Check that a column of `window.future_of` has no gaps, which `fill` would fill."""
-        values = self.columns[name].to_numpy()
-        gaps = np.isnan(values.astype(np.float64))
-        if gaps.any():
-            what = f"{self.where(int(np.argmax(gaps)))}: column {name!r} is a target and has a gap"
-            raise ArgumentError("window.future_of", f"{what}; write the value, or begin the file after the gap")
+    def __init__(self, argument: str, files: Path | Mapping[str, str | Path], memory_map: bool) -> None:
+        super().__init__(argument, files)
+        if isinstance(files, Mapping):
+            self.columns = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
+        else:
+            self.columns = _read_npz(argument, files)
+        self.header = list(self.columns)
+
+    def load(self, own: Strings) -> None:
+        """Check the arrays."""
+        for source, values in self.columns.items():
+            if values.ndim == 0 or values.dtype.kind in "OV":
+                what = f"source {source!r} is {_kind_of(values)}, not an array with one entry per example"
+                raise ArgumentError(self.argument, what)
+        lengths = {source: len(values) for source, values in self.columns.items()}
+        if len({*lengths.values()}) > 1:
+            counts = ", ".join(f"{source} {length}" for source, length in lengths.items())
+            raise ArgumentError(self.argument, f"its sources have different numbers of examples: {counts}")
+
+    def texts(self, argument: str, name: str) -> Texts:
+        """Return an array with one text or number for each row as texts."""
+        check_one_of(argument, name, self.columns, f"{self.place} has no source {name!r}")
+        values = self.columns[name][:]
+        if values.ndim != 1 or values.dtype.kind not in "UiufM":
+            what = f"source {name!r} is {_kind_of(values)}, not one text or number for each row"
+            raise ArgumentError(argument, what)
+        texts: list[str] = values.astype(str).tolist()
+        return texts
+
+    def arrays(self) -> dict[str, Array | _Mapped]:
+        """Return the sources."""
+        return {source: self.scaled(source, [source], self.columns[source]) for source in self.layout}
 
 
 class _Sources(Part):
@@ -386,29 +335,28 @@ class _Sources(Part):
     Args:
         argument: the argument with the files.
         rows: the rows.
-        forms: how gaps and categories are read.
         dtypes: source -> its dtype in all streams so far, which is changed.
     """
 
-    def __init__(self, argument: str, rows: _Rows, forms: ColumnForms, dtypes: dict[str, np.dtype[Any]]) -> None:
+    def __init__(self, argument: str, rows: _Rows, dtypes: dict[str, np.dtype[Any]]) -> None:
         self._rows = rows
         self._count = len(rows)
-        self._forms = forms
+        self._forms = rows.forms
         self._dtypes = dtypes
-        self._sources = rows.arrays(forms)
+        self._sources = rows.arrays()
         rows.drop()
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         own = {column: source for source, column in rows.layout.items() if isinstance(column, str)}
-        for column in forms.categories:
+        for column in self._forms.categories:
             if column in own:
                 self._number(own[column])
-        self._check(argument, rows)
+        self._check(argument)
 
     def _number(self, source: str) -> None:
         """Replace the categories of a source by their indices in this stream; those of train are learnt."""
         values = self._sources[source]
         if isinstance(values, _Mapped) or values.dtype.kind not in "Uiu" or values.ndim != 1:
-            kind = "mapped into memory" if isinstance(values, _Mapped) else f"{values.dtype} of shape {values.shape}"
+            kind = "mapped into memory" if isinstance(values, _Mapped) else _kind_of(values)
             raise ArgumentError("categories", f"source {source!r} is {kind}; categories are texts or whole numbers")
         found, self._sources[source] = np.unique(values, return_inverse=True)
         self._texts[source] = [str(each) for each in found.tolist()]
@@ -417,9 +365,9 @@ class _Sources(Part):
     def __len__(self) -> int:
         return self._count
 
-    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Named:
         """Return the batch of these rows."""
-        batch: dict[str, Any] = self.arrays(rows, ctx)
+        batch: Named = self.arrays(rows, ctx)
         ids = self.ids(rows)
         return batch if ids is None else {**batch, ID: ids}
 
@@ -429,7 +377,7 @@ class _Sources(Part):
 
     def ids(self, rows: Rows) -> list[str] | None:
         """Return the names of rows; None if they have none."""
-        names = self._rows.names()
+        names = self._rows.ids
         return None if names is None else [names[row] for row in rows.tolist()]
 
     def arrays(self, rows: Rows, ctx: StreamContext) -> dict[str, Array]:
@@ -437,22 +385,17 @@ class _Sources(Part):
         batch = {
             source: values[rows].astype(self._dtypes[source], copy=False) for source, values in self._sources.items()
         }
+        where = f"stream {ctx.stream_name!r}: {self._rows.place}"
+        numbers = self._rows.numbers(rows)
         for source, names in self._texts.items():
-            batch[source] = self._forms.numbers(
-                source,
-                names,
-                batch[source],
-                f"stream {ctx.stream_name!r}: {self._rows.place}",
-                self._rows.numbers(rows),
-            )
+            batch[source] = self._forms.numbers(source, names, batch[source], where, numbers)
         return batch
 
-    def _check(self, argument: str, rows: _Rows) -> None:
+    def _check(self, argument: str) -> None:
         known = self._dtypes or dict.fromkeys(self._sources)
-        if self._sources.keys() != known.keys() and not (rows.may_lack and self._sources.keys() <= known.keys()):
-            raise ArgumentError(
-                argument, f"its sources are {listed(list(self._sources))}; those of train are {listed(list(known))}"
-            )
+        if self._sources.keys() != known.keys() and not (self._rows.may_lack and self._sources.keys() <= known.keys()):
+            what = f"its sources are {listed(list(self._sources))}; those of train are {listed(list(known))}"
+            raise ArgumentError(argument, what)
         for source, values in self._sources.items():
             own = values.dtype.newbyteorder("=")
             dtype = self._dtypes.setdefault(source, own)
@@ -463,13 +406,12 @@ class _Sources(Part):
             self._dtypes[source] = wider
 
 
-class _Mapped:
+class _Mapped(Readable):
     """A memory-mapped array, of which only the requested rows are read; it is mapped again after unpickling."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._identity = identity(path)
-        self._chosen: Rows | None = None
         self._change: Callable[[Array], Array] | None = None
         self._values: Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
         self.shape = self._values.shape
@@ -479,30 +421,25 @@ class _Mapped:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def take(self, rows: Rows) -> _Mapped:
-        """Return these rows of the array."""
-        taken = copy.copy(self)
-        taken.restrict(rows)
-        return taken
-
     def restrict(self, rows: Rows) -> None:
         """Keep only these rows."""
-        self._chosen = rows
+        super().restrict(rows)
         self.shape = (len(rows), *self.shape[1:])
 
-    def scale(self, change: Callable[[Array], Array]) -> None:
-        """Scale what is read from now on."""
+    def scaled(self, change: Callable[[Array], Array]) -> _Mapped:
+        """Scale what is read from now on, and return the array."""
         self._change = change
         self.dtype = change(np.ones((1, *self.shape[1:]), self.dtype)).dtype
+        return self
 
     def __getitem__(self, rows: Rows) -> Array:
         check_unchanged(self._path, self._identity, str(self._path), "it was mapped")
         if self._values is None:
             self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
-        found = np.asarray(self._values[rows if self._chosen is None else self._chosen[rows]])
+        found = np.asarray(self._values[self.numbers(rows)])
         return found if self._change is None else self._change(found)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {**self.__dict__, "_values": None, "_path": self._path.absolute()}
 
 
@@ -536,24 +473,27 @@ def _read_npz(argument: str, path: Path) -> dict[str, Array]:
             sources = {source: found[source] for source in found.files}
     for source, values in sources.items():
         if not isinstance(values, np.ndarray):
-            raise ArgumentError(
-                argument, f"{path}: its member {source!r} is not an array; write the file with numpy.savez"
-            )
+            what = f"its member {source!r} is not an array; write the file with numpy.savez"
+            raise ArgumentError(argument, f"{path}: {what}")
     return sources
 
 
-def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
-    for source, named in (columns or {}).items():
-        names = [named] if isinstance(named, str) else named
+def _kind_of(values: Any) -> str:
+    return f"{values.dtype} of shape {values.shape}"
+
+
+def _check_columns(columns: Layout) -> None:
+    for source, named in columns.items():
+        names = _listed(named)
         if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
             raise ArgumentError("columns", f"source {source!r}: {named!r} is neither a column nor a list of columns")
 
 
-def _scale(source: str, layout: Mapping[str, str | Sequence[str]], forms: ColumnForms) -> Json | None:
+def _scale(source: str, layout: Layout, forms: ColumnForms) -> Json | None:
     """Return how a source is scaled; the future of windows is scaled as the source that has its columns."""
     if source == FUTURE and source not in forms.scales:
         for other, scale in forms.scales.items():
-            names = _flat({other: layout.get(other, ())})
+            names = list(dict.fromkeys(_listed(layout.get(other, ()))))
             if forms.future and set(forms.future) <= set(names):
                 places = [names.index(column) for column in forms.future]
                 own = {key: [scale[key][place] for place in places if scale[key]] for key in ("shift", "scale")}
@@ -561,39 +501,30 @@ def _scale(source: str, layout: Mapping[str, str | Sequence[str]], forms: Column
     return forms.scales.get(source)
 
 
-def _columns(names: Sequence[str], values: Any) -> Iterator[tuple[str, Array]]:
+def _columns(names: Strings, values: Any) -> Iterator[tuple[str, Array]]:
     """Yield the name and the numbers of each column of a source, one after the other."""
     count = 1 if values.ndim == 1 else values.shape[1]
-    rows = np.arange(values.shape[0])
     for index in range(count):
         name = names[index] if len(names) == count else f"{names[0]}[{index}]"
-        whole = values[rows] if isinstance(values, _Mapped) else values
-        yield name, (whole if values.ndim == 1 else whole[:, index]).astype(np.float64)
+        whole = values[:]  # of a mapped array, one column at a time
+        yield name, whole.reshape(len(whole), -1)[:, index].astype(np.float64)
 
 
-def _flat(layout: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """Return the columns of all sources."""
-    return list(
-        dict.fromkeys(chain.from_iterable([each] if isinstance(each, str) else each for each in layout.values()))
-    )
+def _listed(named: str | Strings) -> Strings:
+    """Return the columns of a source."""
+    return [named] if isinstance(named, str) else named
 
 
-class _Csv:
-    """A CSV file.
-
-    Args:
-        argument: the argument with the file.
-        path: the file.
-    """
+class _Csv(_Rows):
+    """The rows of a CSV file."""
 
     def __init__(self, argument: str, path: Path) -> None:
+        super().__init__(argument, path)
         with needing("Table", "pyarrow", "data"):
             from pyarrow import csv
 
-        self.argument = argument
         self._path = path
-        options = self._options()
-        with _reading(argument, path), csv.open_csv(path, *options) as file:
+        with _reading(argument, path), csv.open_csv(path, *self._options()) as file:
             names = file.schema.names
         self.header = [name.strip() for name in names]
         self._raw = dict(zip(self.header, names, strict=True))
@@ -605,7 +536,7 @@ class _Csv:
         read_options = csv.ReadOptions(use_threads=False, block_size=_BLOCK)  # in one thread, errors have the row
         return read_options, csv.ParseOptions(newlines_in_values=True)
 
-    def _read(self, names: Sequence[str], kinds: Mapping[str, Any]) -> Any:
+    def _read(self, names: Strings, kinds: Values) -> Any:
         from pyarrow import csv
 
         raw = self._raw
@@ -618,48 +549,92 @@ class _Csv:
         return csv.read_csv(self._path, *self._options(), convert_options).rename_columns(names)
 
     def _check(self, argument: str, name: str) -> None:
-        if name not in self.header:
-            raise ArgumentError(argument, f"{self._path} has no column {name!r}{meant_of(name, self.header)}")
+        check_one_of(argument, name, self.header, f"{self.place} has no column {name!r}")
         if not name or self.header.count(name) > 1:
-            what = f"{self._path}: {name!r} is the name of several columns, or no name; rename them"
+            what = f"{self.place}: {name!r} is the name of several columns, or no name; rename them"
             raise ArgumentError(self.argument, what)
 
-    def texts(self, argument: str, name: str) -> list[str | None]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return a column as texts, with None for empty cells."""
         import pyarrow as pa
 
         self._check(argument, name)
         with _reading(self.argument, self._path):
-            texts: list[str | None] = self._read([name], {name: pa.string()}).column(name).to_pylist()
+            texts: Texts = self._read([name], {name: pa.string()}).column(name).to_pylist()
         return texts
 
-    def typed(self, needed: Sequence[str], forms: ColumnForms, own: Sequence[str]) -> dict[str, Any]:
-        """Return columns; they have the types of the file that was read first, that of train.
+    def where(self, row: int) -> str:
+        """Return the file and the number of a row; the header is row 1."""
+        return f"{self.place}, Row #{self.numbers(row) + 2}"
 
-        Args:
-            needed: the columns.
-            forms: their types so far.
-            own: those that are a source of their own.
-        """
+    def to_fill(self) -> Strings:
+        """Return the columns of the layout."""
+        return list(dict.fromkeys(chain.from_iterable(map(_listed, self.layout.values()))))
+
+    def load(self, own: Strings) -> None:
+        """Read the columns; they have the types of the file that was read first, that of train."""
         import pyarrow as pa
 
+        needed = self.to_fill()
+        types = self.forms.types
         for name in needed:
             self._check("columns", name)
-        forms.types |= {name: pa.float64() for name in needed if name not in own}
-        forms.types |= dict.fromkeys(forms.categories, pa.string())
-        kinds = {
-            name: kind for name, kind in forms.types.items() if kind != pa.int64()
-        }  # a later file may have fractions
+        types |= {name: pa.float64() for name in needed if name not in own}
+        types |= dict.fromkeys(self.forms.categories, pa.string())
+        kinds = {name: kind for name, kind in types.items() if kind != pa.int64()}  # a later file may have fractions
         with _reading(self.argument, self._path):
             table = self._read(needed, kinds)
             for name in needed:
                 if name not in kinds and table.column(name).type not in (pa.int64(), pa.float64()):
                     is_empty = pa.types.is_null(table.column(name).type)
-                    kinds[name] = forms.types.get(name, pa.float64()) if is_empty else pa.float64()
+                    kinds[name] = types.get(name, pa.float64()) if is_empty else pa.float64()
                     try:
                         table = self._read(needed, kinds)  # raises an error, unless all cells are empty
                     except pa.ArrowInvalid as error:
                         advice = "list the column in `categories`, or leave it out by `columns`"
-                        message = f"{self._path}: column {name!r}: {error}; {advice}"
+                        message = f"{self.place}: column {name!r}: {error}; {advice}"
                         raise ArgumentError(self.argument, message) from error
-        return dict(zip(needed, table.columns, strict=True))
+        self.columns = dict(zip(needed, table.columns, strict=True))
+
+    def arrays(self) -> dict[str, Array | _Mapped]:
+        """Return the sources, without gaps; numbers that are not whole are float32."""
+        filled = {name: self._filled(name) for name in self.columns}
+        found: dict[str, Array | _Mapped] = {}
+        for source, named in self.layout.items():
+            names = _listed(named)
+            values = filled[names[0]]
+            if not isinstance(named, str):
+                values = np.stack([filled[name].astype(float) for name in names], axis=1)
+            values = self.scaled(source, names, values)
+            found[source] = values.astype(np.float32) if values.dtype == np.float64 else values
+        return found
+
+    def _filled(self, name: str) -> Array:
+        """Return a column without gaps: texts if it has categories, else numbers."""
+        from emrun.datasets._arrow import formed, learn_fill
+
+        forms = self.forms
+        raw = self.columns[name]
+        if name in forms.future and not self.may_lack:
+            gaps = np.isnan(raw.to_numpy().astype(np.float64))
+            if gaps.any():
+                what = " is a target and has a gap; write the value, or begin the file after the gap"
+                raise self.refusal("window.future_of", int(np.argmax(gaps)), name, what)
+        learn_fill(forms, name, raw, self.place)
+        column = formed(forms, name, raw)
+        if column.null_count:
+            advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
+            row = self.numbers(column.is_null().index(True).as_py()) + 2  # the header is row 1
+            raise ArgumentError(self.argument, f"{self.place}: column {name!r}: Row #{row} is empty; {advice}")
+        forms.types[name] = column.type
+        values: Array = column.to_numpy()
+        if name in forms.categories:
+            return values.astype(str)
+        try:
+            with np.errstate(over="raise"):
+                values.astype(np.float32)
+            return values
+        except FloatingPointError as error:
+            largest = max(values[np.isfinite(values)], key=abs)
+            what = f"{self.place}: column {name!r} has {largest}, which float32 cannot hold"
+            raise ArgumentError(self.argument, what) from error

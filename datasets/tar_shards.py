@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError, reason_of
 from emrun.base.sources import ID
-from emrun.base.types import Batch, Json, Policy
+from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
-from emrun.datasets._division import Readable, SplitForm
+from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
-from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
-from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
+from emrun.datasets._images import FORMATS, CropForm, Dtype, Images, Interpolation, Mode, check_pillow, write_image
+from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
@@ -110,19 +111,21 @@ class TarShards(Prepared, NamedSplits):
     fresh_batches = True
     read_ahead = 4
 
+    train_only = ("train", "batch_size", "balance")
+
     def __init__(
         self,
-        train: str | list[str],
+        train: Files,
         sources: dict[str, str],
-        valid: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        valid: Files | None = None,
+        test: Files | None = None,
         size: int | list[int] | None = None,
-        mode: Literal["RGB", "L"] = "RGB",
+        mode: Mode = "RGB",
         batch_size: int = 32,
         max_bytes: int = 256_000_000,
-        dtype: Literal["float32", "uint8"] = "float32",
-        crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
-        interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
+        dtype: Dtype = "float32",
+        crop: CropForm | None = None,
+        interpolation: Interpolation = "bilinear",
         orient: bool = False,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
@@ -135,14 +138,8 @@ class TarShards(Prepared, NamedSplits):
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
-    def _read(self, name: str, files: str | list[str]) -> dict[str, _Shards]:
+    def _read(self, name: str, files: Files) -> dict[str, _Shards]:
         return {name: _Shards(name, files, self._fields, self._max_bytes, self._reader)}
-
-    def _complete(self, name: str, part: Any) -> Part:
-        shards: _Shards = part
-        if name == "train":
-            shards.train()
-        return shards
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class _Field:
         size, channels, dtype = self.images.size, self.images.channels, self.images.dtype
         return ctx.empty((count, channels, *size), dtype) if size and self.kind in FORMATS else None
 
-    def decode(self, content: bytes, rng: np.random.Generator | None, out: Array | None) -> Any:
+    def decode(self, content: bytes, rng: Generator | None, out: Array | None) -> Any:
         """Return the value of the field, for an image in `out`, if given; `rng` draws a random part of an image."""
         try:
             if self.kind not in FORMATS:
@@ -231,7 +228,7 @@ class _Found(NamedTuple):
 
 
 def _indexed(
-    argument: str, path: Path, fields: Sequence[str], others: list[str], *, skips: bool
+    argument: str, path: Path, fields: Strings, others: list[str], *, skips: bool
 ) -> list[tuple[str, list[tuple[int, int]]]]:
     """Return name and places of each example of a shard, from its headers: offset and length of each field.
 
@@ -280,7 +277,7 @@ def _indexed(
     return found
 
 
-def _read_headers(file: IO[bytes], fields: Sequence[str], others: list[str], examples: list[_Found]) -> None:
+def _read_headers(file: IO[bytes], fields: Strings, others: list[str], examples: list[_Found]) -> None:
     """Add the examples of a shard to a list, and to `others` the names of links and hidden files with such fields.
 
     Raises:
@@ -332,10 +329,8 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
 class _Shards(Readable, Part):
     """The examples of one stream."""
 
-    _trains = False
-
     def __init__(
-        self, argument: str, files: str | list[str], fields: list[_Field], max_bytes: int, reader: ExampleReader
+        self, argument: str, files: Files, fields: list[_Field], max_bytes: int, reader: ExampleReader
     ) -> None:
         self._fields = fields
         self._max_bytes = max_bytes
@@ -345,13 +340,14 @@ class _Shards(Readable, Part):
         others: list[str] = []
         names = [field.name for field in fields]
         shards = [_indexed(argument, path, names, others, skips=reader.skips) for path in self._paths]
-        self._names = [name for shard in shards for name, _ in shard]
+        self.ids = [name for shard in shards for name, _ in shard]
         if others:
             count = counted(len(others), "name")
             _LOG.warning(
                 "%s: left out %s of the shards: %s", argument, count, first_of(others), extra={"names": others}
             )
-        if not self._names:
+        self.count = len(self.ids)
+        if not self.count:
             message = f"contains no examples: the shards have {first_of(others)}; sources: {listed(names)}"
             raise ArgumentError(argument, message)
         self._places = np.array([places for shard in shards for _, places in shard], dtype=np.int64)
@@ -360,32 +356,24 @@ class _Shards(Readable, Part):
 
         self.place = first_of([str(path) for path in self._paths])
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def train(self) -> None:
-        """Draw parts of images in training passes."""
-        self._trains = True
+    ids: list[str]
+    """The names of the examples."""
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these examples."""
-        self._names = [self._names[row] for row in rows.tolist()]
+        super().restrict(rows)
         self._places = self._places[rows]
         self.blocks = np.bincount(self._shards_of(rows), minlength=len(self._paths)).tolist()
         self._ends = np.cumsum(self.blocks, dtype=np.int64)
-
-    def names(self) -> list[str]:
-        """Return the names of the examples."""
-        return self._names
 
     def files(self) -> list[str]:
         """Return the shard of each example."""
         return [str(self._paths[shard]) for shard in self._shards_of(np.arange(len(self))).tolist()]
 
-    def texts(self, argument: str, name: str) -> list[str]:
+    def texts(self, argument: str, name: str) -> Texts:
         """Return the names of the examples, or a field with a number or a text."""
         if name == ID:
-            return self._names
+            return self.ids
         kinds = {field.source: index for index, field in enumerate(self._fields) if field.kind in ("cls", "txt")}
         if name not in kinds:
             what = f"there is no source {name!r} of numbers or texts{meant_of(name, [ID, *kinds])}"
@@ -410,7 +398,7 @@ class _Shards(Readable, Part):
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         rooms = [field.room(len(rows), ctx) for field in self._fields]
-        is_drawn = self._trains and ctx.epoch > 0
+        is_drawn = self.trains and ctx.epoch > 0
         shards = self._shards_of(rows).tolist()
         with ExitStack() as stack:
             files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
@@ -435,11 +423,11 @@ class _Shards(Readable, Part):
                 batch[field.source] = field.together([values[index] for _, values in found], ctx)
             else:
                 batch[field.source] = room if len(places) == len(rows) else room[places]
-        return with_names(batch, rows[places].tolist(), self._names)
+        return with_names(batch, rows[places].tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:
         shard = np.searchsorted(self._ends, row, side="right")
-        return self._names[row], f"example {self._names[row]!r} of shard {str(self._paths[shard])!r}"
+        return self.ids[row], f"example {self.ids[row]!r} of shard {str(self._paths[shard])!r}"
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]

@@ -14,9 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Named
 from emrun.base.wording import counted
-from emrun.datasets._paths import files_of, identity
+from emrun.datasets._paths import Files, files_of, identity
 from emrun.datasets._splits import Part, Splits
 from emrun.storage.files import flush_file, storing, written_aside
 from emrun.stream_context import Array, Rows, StreamContext
@@ -68,11 +68,13 @@ class TokenWindows(Splits):
         StreamError: the tokens in the cache can no longer be read.
     """
 
+    train_only = ("train", "batch_size")
+
     def __init__(
         self,
-        train: str | list[str],
-        valid: str | list[str] | None = None,
-        test: str | list[str] | None = None,
+        train: Files,
+        valid: Files | None = None,
+        test: Files | None = None,
         window: int = 128,
         tokenizer: Any = None,
         separator: int | None = None,
@@ -112,7 +114,7 @@ class _Windows(Part):
     def __len__(self) -> int:
         return (self._length - 1) // self._window
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {**self.__dict__, "_windows": None}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:

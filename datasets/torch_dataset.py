@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any, cast
@@ -23,7 +23,7 @@ from torch.utils.data import (
 from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.types import Batch, Json, Policy
+from emrun.base.types import Batch, Counts, Json, Named, Policy, Strings
 from emrun.base.wording import counted
 from emrun.datasets._division import Readable, Split, SplitForm, check_form
 from emrun.datasets._examples import ExampleReader
@@ -88,12 +88,14 @@ class TorchDataset(ThreeStreams):
             an index, or a data loader with `num_workers` is read in a worker process.
     """
 
+    train_only = ("train", "batch_size", "sampler")
+
     def __init__(
         self,
         train: Any,
         valid: Any = None,
         test: Any = None,
-        sources: Sequence[str] | None = None,
+        sources: Strings | None = None,
         batch_size: int = 32,
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Any = None,
@@ -139,7 +141,7 @@ class TorchDataset(ThreeStreams):
         self._data |= {name: Subset(train, rows.tolist()) for name, rows in division.rows.items()}
 
     @property
-    def num_batches(self) -> Mapping[str, int]:
+    def num_batches(self) -> Counts:
         """Stream -> number of its batches, for streams whose length is known."""
         sized = self._data if self._sampler is None else {**self._data, "train": self._sampler}
         lengths = {name: _length(each) for name, each in sized.items()}
@@ -227,11 +229,8 @@ class _Items(Readable):
     """The items of a map-style dataset, which have numbers alone."""
 
     def __init__(self, data: Any) -> None:
-        self._data = data
+        self.count = len(data)
         self.place = type(data).__name__
-
-    def __len__(self) -> int:
-        return len(self._data)
 
 
 def _has_items(data: Any) -> bool:
@@ -287,18 +286,18 @@ class _WithState:
         # `state_dict` of a loader would begin the pass
         self._data = cast("Any", owner.dataset if isinstance(owner, DataLoader) else owner)
         first = self._data.state_dict() if is_stateful(self._data) else None
-        self._before: dict[str, Any] | None = {"first": first}
+        self._before: Named | None = {"first": first}
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
             self._before = None
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Named:
         """Return the state after the last batch."""
         return {"state": self._owner.state_dict()} if self._before is None else self._before
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Named) -> None:
         """Let the pass begin after the batch of a state."""
         self._before = state
         if "state" in state:

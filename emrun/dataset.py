@@ -41,6 +41,8 @@ class AbstractDataset:
     """Whether each batch has arrays of its own, so that a batch that is read ahead need not be copied."""
     read_ahead = 0
     """How many batches a thread reads ahead if the config has neither `buffer` nor `workers`."""
+    train_only: Sequence[str] = ("batch_size",)
+    """The keys of the section that change the training alone, and no example that is evaluated, for `emrun compare`."""
 
     @property
     def num_batches(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from emrun.base.errors import ArgumentError
-from emrun.base.wording import did_you_mean
+from emrun.base.wording import did_you_mean, meant_of
 
 
 def check_choice(argument: str, value: object, allowed: object) -> None:
@@ -67,6 +67,12 @@ def check_names(argument: str, value: object) -> None:
     """Raise `ArgumentError` unless `value` is a list of strings."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ArgumentError(argument, f"{value!r} is not a list of names")
+
+
+def check_one_of(argument: str, value: str, allowed: Iterable[str], what: str) -> None:
+    """Raise `ArgumentError`, with the text `what` and the name that was meant, unless a name is allowed."""
+    if value not in (names := [*allowed]):
+        raise ArgumentError(argument, f"{what}{meant_of(value, names)}")
 
 
 def check_keys(argument: str, value: Iterable[str], allowed: Sequence[str]) -> None:

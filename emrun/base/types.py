@@ -20,11 +20,20 @@ Batch = Mapping[str, Any]
 Values = Mapping[str, Any]
 """Name -> value: the outputs of a batch, or what was saved."""
 
+Named = dict[str, Any]
+"""Name -> anything."""
+
 State = dict[str, Any]
 """What a `state_dict` returns, in plain types and tensors."""
 
 EpochData = dict[str, dict[str, Any]]
 """Stream -> variable -> a number, or a mapping aggregation -> number."""
+
+Strings = Sequence[str]
+"""Texts, such as names."""
+
+Counts = Mapping[str, int]
+"""Name -> a number of things."""
 
 Json = dict[str, Any]
 """Name -> a value that JSON has, as `--json` prints it and the files of a run have it."""
@@ -156,6 +165,9 @@ class Interval:
         """Return the interval as it is written in a config."""
         return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
 
+
+BALANCED = "balanced"
+"""The `weight` of a loss that makes up for classes of different sizes, with the counts that the run keeps."""
 
 TICKS = 1_000_000
 """The number of updates of a run that time ends, for schedules; see `Horizon`."""

@@ -32,6 +32,7 @@ from emrun.launch.pairs import (
     has_value,
     judge,
     pairs_of,
+    train_only,
     whole,
     worst_for_missing,
 )
@@ -121,8 +122,8 @@ def compare(
     if len(names) == 1 and identity(a) == identity(b):
         raise UsageError("-b changes nothing: the two configs are the same")
     address, condition = _metric_of(a, metric, wants_max)
-    if not anyway:
-        check_comparable(a.tree, b.tree, address.split("/")[1])
+    stream, variable = address.split("/")[:2]
+    looks = not anyway and check_comparable(a.tree, b.tree, variable, train_only(a, stream))
 
     # the runs, as those of two sweeps
     settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)
@@ -131,7 +132,7 @@ def compare(
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
     commands = [["train", source, *words] for source, words in zip(sources, overrides, strict=True)]
     with only_json():
-        ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
+        ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by, looks=looks)
     if ending is not None:
         print_error(ending.text.strip())
         if ending.signal_number is not None:
@@ -178,8 +179,12 @@ def _train(
     settings: Sweep,
     least: int,
     by: float,
+    *,
+    looks: bool,
 ) -> tuple[Any, list[Pair], list[list[Result]], Json | None]:
     """Train pair after pair until there is a verdict; PyTorch is imported for all of them here.
+
+    With `looks`, the first pair tells whether both evaluate the same batches.
 
     Returns:
         How the runs have ended, if that ends the comparison, else None; the pairs; the results of A and B; the verdict.
@@ -227,6 +232,8 @@ def _train(
         if repeated is not None:
             pairs[len(results[0])] = repeated
             continue
+        if looks and pair is pairs[0]:
+            pair.check_evaluated(str(settings.objective).split("/")[0])
         for side, trial in zip(results, pair.trials, strict=True):
             side.append(whole(result_of(trial, settings), trial))
         if len(results[0]) >= least:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import Problem
+from emrun.base.types import BALANCED
 from emrun.base.wording import did_you_mean, listed, nearest, sure
 from emrun.config.names import instead
 from emrun.config.signatures import Parameters
@@ -91,7 +92,7 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
     if parameter is None or form_in(parameter.annotation) is not None:
         return []
     wrong = mismatch(value, parameter.annotation, parameter.default, parameter.name)
-    if wrong is None:
+    if wrong is None or (value.value == BALANCED and parameter.name == "weight" and where.startswith("model.loss.")):
         return []
     inner = values_of_mapping(parameter.annotation)
     if isinstance(value.value, dict) and inner is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from emrun.base.preparations import PREPARATION
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean
 from emrun.config.signatures import parameters_of
+from emrun.config.type_hints import takes_tensor
 from emrun.config.yaml_tree import Node, of_each
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
@@ -82,7 +84,7 @@ class Recipe:
         A class of emrun whose derived classes must call its constructor has, as `_set_by_init`, what this sets last.
         """
         try:
-            made = self.target(*args, **kwargs)
+            made = self.target(*args, **self._with_tensors(kwargs))
         except ArgumentError as error:
             raise ConfigError(self.problem(error)) from error
         except (HookError, MissingExtra) as error:
@@ -104,6 +106,25 @@ class Recipe:
                 )
             )
         return made
+
+    def _with_tensors(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments in which a list is a tensor if only a tensor is allowed.
+
+        Raises:
+            ArgumentError: it is not a list of numbers.
+        """
+        parameters = parameters_of(self.target) if list in map(type, kwargs.values()) else None
+        if parameters is None:
+            return kwargs
+        found = dict(kwargs)
+        for name, value in kwargs.items():
+            if takes_tensor(value, parameters.hint(name)):
+                torch: Any = sys.modules["torch"]  # imported by the hint
+                try:
+                    found[name] = torch.tensor(value, dtype=torch.get_default_dtype())
+                except (ValueError, TypeError) as error:
+                    raise ArgumentError(name, f"{value!r} is not a list of numbers for a tensor: {error}") from error
+        return found
 
     def problem(self, error: ArgumentError) -> Problem:
         """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""

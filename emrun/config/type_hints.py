@@ -95,6 +95,12 @@ def with_texts(node: Node, hint: Any) -> Node:
     return replace(node, value=node.text) if is_text and not _accepts(node, hint) else node
 
 
+def takes_tensor(value: Any, hint: Any) -> bool:
+    """Return whether a value is a list for a hint that allows a tensor, and no list."""
+    sorts = {sort: kind for sort, kind, _ in alternatives(hint)} if isinstance(value, list) else {}
+    return getattr(sorts.get("no text"), "__name__", "") == "Tensor" and sorts.keys() <= {"no text", "scalar"}
+
+
 def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
     """Return whether a parameter is a boolean by its hint or its default, and no text such as `value`."""
     allowed = list(alternatives(hint))

@@ -79,7 +79,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     """Repeat the step of a capsule and find the examples that make it fail; write nothing into the run directory.
 
     The model and the hook that failed are built from the config of the run. The dataset is built only if one of them
-    takes it as an argument.
+    takes it as an argument, or if the run keeps what it has learnt.
 
     Args:
         directory: a capsule, or a run directory, which means its newest capsule.
@@ -123,14 +123,18 @@ class _Attempt:
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
-        self._supplied[PREPARATION] = Preparations(read_preparation(capsule.run_directory))
-        wanted = any(builder is not None and builder.wants("dataset") for builder in (plan.model, recipe))
+        kept = read_preparation(capsule.run_directory)
+        self._supplied[PREPARATION] = Preparations(kept)
+        builders = (plan.model, recipe)
+        wanted = bool(kept) or any(builder is not None and builder.wants("dataset") for builder in builders)
         order = ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model")
         for what in order:  # as trained
             if what == "model" or wanted:
                 seed_everything(self._seed, what)
                 self._supplied[what] = getattr(plan, what).build(self._supplied)
         self._model: AbstractModel = self._supplied["model"]
+        if kept and hasattr(self._model, "use_dataset"):
+            self._model.use_dataset(self._supplied["dataset"])
         self._weights: Path | None = capsule.place
         if capsule.facts["weights"] == "lost":
             self._weights = newest(capsule.run_directory / CHECKPOINTS)

@@ -21,15 +21,17 @@ from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.types import Json
 from emrun.base.wording import from_here, listed
-from emrun.config.plan import with_statistics
+from emrun.config.config import Config
+from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_tree import Node
+from emrun.dataset import AbstractDataset
 from emrun.launch.results import Result, result_of
 from emrun.launch.settings import Condition
 from emrun.launch.trials import Experiment, Trial, Trials, digest_of, identity
 from emrun.runs.config_comparison import differences
 from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import StoredRun
-from emrun.storage.code.files import recorded_batches
+from emrun.storage.code.files import Key, recorded_batches
 from emrun.storage.files import read_regular
 from emrun.storage.run import METRICS
 from emrun.storage.trace import TRACE
@@ -72,7 +74,7 @@ class Pair(Trials):
         Args:
             before: the directories of the runs that were finished before the comparison began or continued.
         """
-        first, second = [recorded_batches(trial.directory / "code") for trial in self.trials]
+        first, second = self._batches()
         common = first.keys() & second.keys()
         older = [trial for trial in self.trials if trial.directory in before]
         were_compared = len(older) == 2 and all(trial.directory.parent == self.directory for trial in older)
@@ -81,6 +83,24 @@ class Pair(Trials):
         _LOG.info("a pair is trained again, as the data may have changed since %s", from_here(older[0].directory))
         trials = tuple(new if old in older else old for old, new in zip(self.trials, self._instead, strict=True))
         return Pair(self, trials, trials)
+
+    def check_evaluated(self, stream: str) -> None:
+        """Check that the first batch of the first evaluation of a stream was the same in both runs.
+
+        Raises:
+            UsageError: it was another one.
+        """
+        first, second = self._batches()
+        for key in first.keys() & second.keys():
+            sources = sorted(name for name in first[key] | second[key] if first[key].get(name) != second[key].get(name))
+            if key[:2] == (stream, 0) and sources:
+                raise UsageError(
+                    f"the data of the two differ: {listed(list(map(repr, sources)))} in the first batch of stream "
+                    f"{stream!r}, which is evaluated; to compare them all the same, use --anyway"
+                )
+
+    def _batches(self) -> list[dict[Key, dict[str, str]]]:
+        return [recorded_batches(trial.directory / "code") for trial in self.trials]
 
 
 def _again(trial: Trial) -> Trial:
@@ -146,13 +166,31 @@ def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
     return directories
 
 
-def check_comparable(a: Node, b: Node, variable: str) -> None:
-    """Check that data, metric and budget of two configs are the same, so that they can be compared.
+def train_only(config: Config, stream: str) -> Sequence[str]:
+    """Return the keys of the dataset that may differ: those that change nothing that is evaluated, as its class says.
+
+    Args:
+        config: the config.
+        stream: the stream by which configs are compared.
+    """
+    target = Plan.of(config).dataset.target
+    keys: Sequence[str] = getattr(target, "train_only", AbstractDataset.train_only)
+    if stream == (config.get("main_loop") or {}).get("train_stream_name", "train"):
+        return AbstractDataset.train_only
+    return [key for key in keys if key != "train" or config["dataset"].get("split") is None]
+
+
+def check_comparable(a: Node, b: Node, variable: str, may_differ: Sequence[str] = AbstractDataset.train_only) -> bool:
+    """Check that metric, budget and the data that are evaluated are the same in two configs.
 
     Args:
         a: one config.
         b: the other one.
         variable: the variable by which they are compared.
+        may_differ: the keys of the dataset that may differ, see `train_only`.
+
+    Returns:
+        Whether such keys differ, but for the batch size, so that `Pair.check_evaluated` must look at the batches.
 
     Raises:
         UsageError: they differ; the message has the keys.
@@ -163,13 +201,20 @@ def check_comparable(a: Node, b: Node, variable: str) -> None:
         "metrics": (metric,),
         "budget": ("hooks.StopAfter", "main_loop.fixed_epoch_size", "main_loop.overfit"),
     }
-    keys = [key for key, _, _ in differences(a, b) if key != "dataset.batch_size"]
+    keys = [key for key, _, _ in differences(a, b)]
+    trained = _below(keys, [f"dataset.{name}" for name in may_differ])
     for what, wanted in parts.items():
-        differing = [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in wanted)]
+        differing = [key for key in _below(keys, wanted) if key not in trained]
         if differing:
             raise UsageError(
                 f"the {what} of the two differ ({listed(differing)}); to compare them all the same, use --anyway"
             )
+    return bool(trained) and "dataset.batch_size" not in trained
+
+
+def _below(keys: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the keys that are among some names, or below one of them."""
+    return [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in names)]
 
 
 def direction_of(variable: str) -> Condition | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
-from emrun.base.types import Strings, Values
+from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
@@ -75,6 +76,15 @@ class Outputs:
         """Change outputs to the unit of the data, after the losses and before the metrics."""
         self._units = units
         self._is_complete = False
+
+    def balance(self, dataset: Any) -> None:
+        """Give losses with `weight: balanced` the counts of the classes that a dataset has.
+
+        Raises:
+            ArgumentError: the dataset has no counts of them.
+        """
+        for each in self.terms.values():
+            each.balance(dataset)
 
     @property
     def names(self) -> list[str]:
@@ -236,8 +246,12 @@ class Calculation:
             check_names(f"{key}.streams", self.streams)
             if not self.streams:
                 raise ArgumentError(f"{key}.streams", "the list is empty; leave it out for all streams")
-        function = form()
         is_loss = key.startswith("loss")
+        self._is_balanced = is_loss and _is_balanced(form)
+        self._counts: Sequence[int] | None = None
+        self._form = _with_weight(form, None) if self._is_balanced else form
+        self._device = device
+        function = self._form()
         self.metric: Any = None if is_loss or not is_of_streams(function) else function
         """The object, if it is a metric of whole streams."""
         if self.metric is not None:
@@ -259,8 +273,11 @@ class Calculation:
         self._values = values_of(self.inputs)
         place = _place_of_module(function) if module is not None else None
         self.takes_module = place is not None
-        self._call = function if place is None else partial(function, module=module)
-        if is_loss:
+        self._module = module if self.takes_module else None
+        self._call = self._bound(function)
+        if self._is_balanced:
+            self._call = self._begin_balanced
+        elif is_loss:
             self._call = partial(self._check_first, self._call)
         if place is not None and place < len(self.inputs):
             raise ArgumentError(key, "its parameter 'module' must come after those of its 'inputs'")
@@ -296,6 +313,45 @@ class Calculation:
             )
         return found
 
+    def balance(self, dataset: Any) -> None:
+        """With `weight: balanced`, take from a dataset how many train rows each class of the second input has.
+
+        Raises:
+            ArgumentError: the dataset does not know this.
+        """
+        if not self._is_balanced:
+            return
+        source = self.inputs[1] if len(self.inputs) > 1 else None
+        self._counts = getattr(dataset, "class_counts", lambda source: None)(source)
+        if self._counts is None:
+            raise ArgumentError(
+                f"{self.key}.weight",
+                f"the run keeps no counts of the classes of {source!r}, its second input; write split: {{valid: 0.2, "
+                f"by: {source}}} in the dataset, or a list with the weight of each class",
+            )
+
+    def _begin_balanced(self, *arguments: Any) -> Any:
+        """Calculate a balanced loss for the first time, when its first input tells the number of classes.
+
+        The weights are those of scikit-learn; a class without train rows, such as that of unknown categories, has 1.
+        """
+        if self._counts is None:
+            raise ArgumentError(f"{self.key}.weight", "only a run has the counts of classes; write a list of weights")
+        counts = torch.tensor(self._counts, dtype=torch.float64)
+        shape = tuple(arguments[0].shape)
+        if len(shape) < 2 or shape[1] < len(counts):
+            what = f"{self.inputs[0]!r} is {shape}, but there are {len(counts)} classes; balanced needs (B, classes)"
+            raise ArgumentError(f"{self.key}.weight", what)
+        weight = torch.ones(shape[1], dtype=torch.float64)
+        weight[: len(counts)] = torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 1.0)
+        self.function = _with_weight(self._form, weight.to(torch.get_default_dtype()))()
+        if isinstance(self.function, Module):
+            self.function.to(self._device)
+        return self._check_first(self._bound(self.function), *arguments)
+
+    def _bound(self, function: Any) -> Any:
+        return function if self._module is None else partial(function, module=self._module)
+
     def is_of(self, stream: str) -> bool:
         """Return whether it is calculated in a stream."""
         return self.streams is None or stream in self.streams
@@ -316,6 +372,20 @@ class Calculation:
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
             raise
+
+
+def _with_weight(form: Factory, weight: Tensor | None) -> Factory:
+    found = copy.copy(form)
+    found.kwargs = {**form.kwargs, "weight": weight}
+    return found
+
+
+def _is_balanced(form: Any) -> bool:
+    """Return whether a loss has `weight: balanced`, for a parameter that takes a tensor."""
+    if getattr(form, "kwargs", {}).get("weight") != BALANCED:
+        return False
+    parameter = parameters_of(form.target).get("weight")
+    return parameter is not None and "Tensor" in str(parameter.annotation)
 
 
 class _Together(TorchFunctionMode):

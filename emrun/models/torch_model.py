@@ -113,9 +113,11 @@ class TorchModel(ModuleModel):
             mapping: the keys to use, by default all.
         loss: an object or function that is called with `inputs`, which names outputs and sources; its result is the
             output `loss`, a scalar or of shape (B, ...). Several losses have names: `{NAME: {class, inputs, scale}}`.
-            Each is an output, and `loss` is their scaled sum. A loss with a parameter `module`, such as a penalty for
-            weights, gets the module by that name, after its `inputs`, if any. Default: `forward` returns an output
-            `loss`.
+            Each is an output, and `loss` is their scaled sum. `weight: [1.0, 2.0]` of a loss of torch becomes a tensor;
+            `weight: balanced` makes up for classes of different sizes, with the counts of the train rows that `split`
+            of the dataset keeps; their source is the second of the `inputs`. A loss with a parameter `module`, such as
+            a penalty for weights, gets the module by that name, after its `inputs`, if any. Default: `forward` returns
+            an output `loss`.
         metrics: name -> an object or function that is called with `inputs`, without gradients; its result is an output.
             An object with the methods `update`, `compute` and `reset`, such as those of torchmetrics, is a metric of
             the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
@@ -716,14 +718,21 @@ class TorchModel(ModuleModel):
         if self.load_initial is not None:
             self.load_initial()
         self._main_loop = main_loop
-        if self.in_units and main_loop.dataset is not None:
-            self._forward_pass.outputs.use_units(Units(self.in_units, main_loop.dataset))
+        if main_loop.dataset is not None:
+            self.use_dataset(main_loop.dataset)
         self._stream = None
         self._step.updater.register(main_loop)
         self._weights.register()
         self._loadable.register()
         for member in self._optimizers.members:
             member.register()
+
+    def use_dataset(self, dataset: Any) -> None:
+        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
+        outputs = self._forward_pass.outputs
+        outputs.balance(dataset)
+        if self.in_units:
+            outputs.use_units(Units(self.in_units, dataset))
 
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.

@@ -134,6 +134,8 @@ def assemble(
         )
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
+        if error.argument.partition(".")[0] in plan.model.kwargs.keys() - arguments.keys():
+            raise ConfigError(plan.model.problem(error)) from error
         node = plan.config.get("main_loop", error.argument)
         place = node.position if node else None
         raise ConfigError(

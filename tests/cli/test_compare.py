@@ -189,6 +189,21 @@ def test_a_comparison_that_continues_with_other_data_trains_the_older_partner_ag
     assert compared(emrun, *B20)["runs"] == found["runs"]
 
 
+@pytest.mark.parametrize("evaluated", ["0.5", "self.fold + 0.5"])
+def test_what_is_trained_on_may_differ_and_what_is_evaluated_may_not(project, emrun, evaluated):
+    code = (project / "my_code.py").read_text()
+    code = code.replace("    def __init__(self, fold", '    train_only = ("fold",)\n\n    def __init__(self, fold')
+    (project / "my_code.py").write_text(code.replace('{"x": [0.5]}', f'{{"x": [{evaluated}]}}'))
+    arguments = ("-b", "dataset.fold=1", "--pairs", "2")
+    if evaluated == "0.5":
+        assert compared(emrun, *arguments)["pairs"] == 2
+        return
+    message = compared(emrun, *arguments, status=2)["problems"][0]["message"]
+    assert message.startswith("the data of the two differ: 'x' in the first batch of stream 'valid'")
+    assert len(list((project / "runs").glob("trial-*"))) == 2
+    assert compared(emrun, *arguments, "--anyway")["pairs"] == 2
+
+
 @pytest.mark.parametrize("damage", ["gone", "cut in a line", "cut at a line", "a line less"])
 def test_a_damaged_record_is_an_error_with_the_name_of_the_file(project, emrun, damage):
     first = compared(emrun, *B20)

@@ -15,10 +15,12 @@ from emrun.launch.pairs import (
     judge,
     pairs_of,
     resolution,
+    train_only,
     worst_for_missing,
 )
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Trials
+from emrun.storage.code.files import note_batch
 
 BASE = {
     "seed": 1,
@@ -109,6 +111,44 @@ def test_what_cannot_be_compared_is_refused(override, what):
     trees = [load_config(BASE, overrides).tree for overrides in ((), (override,))]
     with pytest.raises(UsageError, match=what):
         check_comparable(*trees, "accuracy")
+
+
+def test_keys_that_change_the_training_alone_may_differ():
+    trees = [load_config(BASE, overrides).tree for overrides in ((), ("dataset.n=30",))]
+    assert check_comparable(*trees, "accuracy", ["batch_size", "n"])
+    trees = [load_config(BASE, overrides).tree for overrides in ((), ("dataset.n=30", "dataset.batch_size=5"))]
+    assert not check_comparable(*trees, "accuracy", ["batch_size", "n"])
+    assert not check_comparable(trees[0], trees[0], "accuracy", ["batch_size", "n"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stream", "keys"),
+    [
+        ((), "valid", ["train", "batch_size", "balance"]),
+        (("dataset.split={test: 0.5}",), "valid", ["batch_size", "balance"]),
+        ((), "train", ["batch_size"]),
+        (("main_loop={train_stream_name: valid}",), "valid", ["batch_size"]),
+        (("dataset={class: Majority}",), "valid", ["batch_size"]),
+    ],
+)
+def test_the_class_of_the_dataset_says_which(overrides, stream, keys):
+    model = {"class": "TorchModel", "module": {"class": "torch.nn.Identity"}}
+    config = {**BASE, "model": model, "hooks": [], "dataset": {"class": "Table", "train": "a.csv"}}
+    assert list(train_only(load_config(config, overrides), stream)) == keys
+
+
+def test_what_is_evaluated_must_be_the_same_in_the_first_pair(tmp_path):
+    sides = [Trials(load_config(BASE, given), (), Sweep(repeats=2), tmp_path) for given in ((), ("dataset.n=30",))]
+    pair = pairs_of(sides, {})[0]
+    for trial, digest in zip(pair.trials, "ab", strict=True):
+        code = trial.directory / "code"
+        code.mkdir(parents=True)
+        note_batch(code, ("train", 1, 1), {"x": digest})
+        note_batch(code, ("test", 0, 1), {"x": digest, "y": "c"})
+        note_batch(code, ("valid", 0, 1), {"x": "c"})
+    pair.check_evaluated("valid")
+    with pytest.raises(UsageError, match=r"the data of the two differ: 'x' in the first batch of stream 'test'"):
+        pair.check_evaluated("test")
 
 
 def test_other_models_and_batches_can_be_compared():

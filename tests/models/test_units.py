@@ -9,6 +9,7 @@ import pytest
 from samples import SAMPLES
 
 from emrun import create_training
+from emrun.diagnosis.replay import replay
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
 
@@ -71,3 +72,19 @@ def test_a_logarithm_and_a_source_that_is_not_scaled(tmp_path, monkeypatch):
     with pytest.raises(Exception, match=re.escape(wrong)):
         create_training(SAMPLE, output_dir="other", overrides=["~dataset.normalize.price"])
     create_training(SAMPLE, output_dir="third", overrides=["~dataset.normalize.price", "~model.units"])
+
+
+def test_a_step_is_repeated_in_the_unit_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "limits.py").write_text(
+        "def check(hat, price):\n    if price.max() > 100:\n        raise ValueError('too dear')\n    return hat\n"
+    )
+    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
+    metric = "model.metrics.limit={import: limits.check, inputs: [price_hat, price]}"
+    training = create_training(SAMPLE, output_dir="run", overrides=[metric, "main_loop.report=false"])
+    with pytest.raises(ValueError, match="too dear"):
+        training.main_loop.run_training()
+    (tmp_path / "houses.csv").unlink()
+    found = replay("run")
+    assert (found.reproduced, found.message) == (True, "ValueError: too dear")

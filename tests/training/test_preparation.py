@@ -1,13 +1,15 @@
 """`preparation.json`: what a dataset has learnt lies in the run and its checkpoints, and comes back without files."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from in_ranks import in_ranks
+from ruamel.yaml import YAML
 
 from emrun import create_training, load_run, resume_training
-from emrun.base.errors import StateError
+from emrun.base.errors import ConfigError, StateError
 from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.preparation import PREPARATION_FILE
 from emrun.training.evaluate import evaluate
@@ -206,3 +208,74 @@ def test_resumed_on_two_ranks_it_ends_with_the_same_bits(config, tmp_path):
     in_ranks(2, bits_on_ranks, given, tmp_path / "straight")
     in_ranks(2, resumed_on_ranks, given, tmp_path / "resumed")
     assert weights_of(tmp_path / "straight") == weights_of(tmp_path / "resumed")
+
+
+def with_loss(config, tmp_path, weight, **more):
+    """Return the config with a weight of the loss, and 24, 12 and 4 rows of three classes."""
+    rows = (tmp_path / "t.csv").read_text().splitlines()
+    labels = [0] * 24 + [1] * 12 + [2] * 4
+    lines = [
+        ",".join([*row.split(",")[:2], str(label), row.split(",")[3]])
+        for row, label in zip(rows[1:], labels, strict=True)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join([rows[0], *lines]) + "\n")
+    model = {**MODEL, **more, "loss": {**MODEL["loss"], "weight": weight}}
+    return {**config, "model": model}
+
+
+def loss_weights(training):
+    return training.model._forward_pass.outputs.terms["loss"].function.weight.tolist()
+
+
+def test_a_list_is_the_tensor_that_a_loss_needs(config, tmp_path):
+    training = run_of(with_loss(config, tmp_path, [1, 2.5, 3]), tmp_path)
+    assert loss_weights(training) == [1, 2.5, 3]
+    with pytest.raises(ConfigError, match=r"model\.loss\.weight: \['a', 2\] is not a list of numbers for a tensor"):
+        create_training(with_loss(config, tmp_path, ["a", 2]), output_dir=tmp_path / "other")
+
+
+def test_balanced_weights_are_those_of_the_train_rows(config, tmp_path):
+    config = with_loss(config, tmp_path, "balanced")
+    expected = pytest.approx([30 / (3 * count) for count in (18, 9, 3)])
+    assert loss_weights(run_of(config, tmp_path)) == expected
+    before = evaluate(tmp_path / "run", "valid")
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").unlink()
+    assert evaluate(tmp_path / "run", "test", ["dataset.test=new.csv"])["test"]["loss"]["mean"] > 0
+    (tmp_path / "t.csv").write_text(text)
+    assert evaluate(tmp_path / "run", "valid") == before
+    training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=3"])
+    training.main_loop.run_training()
+    assert loss_weights(training) == expected
+    weighted = with_loss(config, tmp_path, [30 / (3 * count) for count in (18, 9, 3)])
+    training = create_training(weighted, output_dir=tmp_path / "listed")
+    training.main_loop.run_training()
+    assert evaluate(tmp_path / "listed", "valid") == before
+
+
+@pytest.mark.parametrize("categories", [[], ["label"]])
+def test_a_class_without_train_rows_has_the_weight_1(config, tmp_path, categories):
+    module = {**MODEL["module"], "out_features": 4}
+    config = with_loss(config, tmp_path, "balanced", module=module)
+    config["dataset"]["categories"] = categories
+    assert loss_weights(run_of(config, tmp_path)) == pytest.approx([30 / 54, 30 / 27, 30 / 9, 1])
+
+
+def test_balanced_weights_without_counts_are_refused_with_what_to_write(config, tmp_path):
+    config = with_loss(config, tmp_path, "balanced")
+    config["dataset"]["split"] = {"valid": 0.25}
+    with pytest.raises(
+        ConfigError, match=r"model\.loss\.weight: .* of 'label', its second input; write split: "
+    ) as caught:
+        create_training(config, output_dir=tmp_path / "run")
+    config["dataset"]["split"] = YAML(typ="safe").load(re.search(r"split: (\{.*?\})", str(caught.value))[1])
+    weights = loss_weights(run_of(config, tmp_path / "more"))
+    assert weights == sorted(weights)
+    assert weights[2] > 2
+
+
+def test_balanced_weights_need_an_output_for_each_class(config, tmp_path):
+    config = with_loss(config, tmp_path, "balanced", module={**MODEL["module"], "out_features": 2})
+    training = create_training(config, output_dir=tmp_path / "run")
+    with pytest.raises(Exception, match=r"loss\.weight.*'logits' is \(8, 2\), but there are 3 classes"):
+        training.main_loop.run_training()
