@@ -29,9 +29,6 @@ State = dict[str, Any]
 EpochData = dict[str, dict[str, Any]]
 """Stream -> variable -> a number, or a mapping aggregation -> number."""
 
-Strings = Sequence[str]
-"""Texts, such as names."""
-
 Counts = Mapping[str, int]
 """Name -> a number of things."""
 
