@@ -15,6 +15,7 @@ from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
 from emrun.base.types import Batch, Strings, Values
 from emrun.base.wording import listed
+from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.device import find_device, put
 from emrun.models.forward_pass import ForwardPass
@@ -47,6 +48,12 @@ class MadeOfRuns(ModuleModel):
         """The runs in their order, each with its model; a run may be there twice, with two checkpoints."""
         self.wanted = outputs
         models = [model for _, model in self.members]
+        self.in_units = {
+            output: source
+            for each in models
+            for output, source in each.in_units.items()
+            if outputs is None or output in outputs
+        }
         devices = {str(getattr(each, "device", "cpu")) for each in models}
         if len(devices) > 1:
             raise ArgumentError(
@@ -65,6 +72,11 @@ class MadeOfRuns(ModuleModel):
         return next(
             (f"run {run}" for run, each in self.members if source in each.input_names), None
         ) or super().part_with(source)
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Take the units of the runs' outputs from the dataset."""
+        if main_loop.dataset is not None:
+            self.use_dataset(main_loop.dataset)
 
     @abstractmethod
     def returned(self, batch: Batch, stream: str) -> Values:
@@ -105,6 +117,7 @@ class Ensemble(MadeOfRuns):
 
     With this as `config.yaml` of a directory, `emrun eval DIRECTORY valid` evaluates it and `emrun predict` writes its
     outputs. The losses and metrics of the runs are left out: `loss` and `metrics` are calculated of what is aggregated.
+    What the runs have in `units` is given its unit after it was aggregated, as a `TorchModel` does after its losses.
     The runs are loaded when the model is built, with the dataset of this config.
 
     Args:

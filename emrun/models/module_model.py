@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch.nn import Module
 
@@ -12,6 +13,7 @@ from emrun.model import AbstractModel
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.stream_metrics import StreamMetrics
+from emrun.models.units import Units
 from emrun.models.weights.over_ranks import broadcast
 from emrun.models.weights.saving import extra_state, tensors_of
 from emrun.ranks.group import ranks
@@ -106,6 +108,13 @@ class ModuleModel(AbstractModel):
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
+
+    def use_dataset(self, dataset: Any) -> None:
+        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
+        outputs = self._forward_pass.outputs
+        outputs.balance(dataset)
+        if self.in_units:
+            outputs.use_units(Units(self.in_units, dataset))
 
     # metrics of whole streams
 

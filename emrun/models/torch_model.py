@@ -49,7 +49,6 @@ from emrun.models.step.summed import RankSums, SummedBatchStep, SummedStep
 from emrun.models.step.training_step import Calls
 from emrun.models.step.updater import Updater
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
-from emrun.models.units import Units
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -726,13 +725,6 @@ class TorchModel(ModuleModel):
         self._loadable.register()
         for member in self._optimizers.members:
             member.register()
-
-    def use_dataset(self, dataset: Any) -> None:
-        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
-        outputs = self._forward_pass.outputs
-        outputs.balance(dataset)
-        if self.in_units:
-            outputs.use_units(Units(self.in_units, dataset))
 
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.

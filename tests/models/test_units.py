@@ -55,6 +55,25 @@ def test_a_file_without_labels_is_predicted_when_the_train_file_is_gone(run):
         evaluate(run, "test", ["dataset.test=new.csv"])
 
 
+@pytest.mark.parametrize("outputs", ["", "  outputs: [price_hat]\n"])
+def test_models_of_runs_measure_in_the_unit_of_the_data(run, outputs):
+    text = (run / "config.yaml").read_text()
+    (run.parent / "both").mkdir()
+    (run.parent / "both" / "config.yaml").write_text(
+        text[: text.index("model:")]
+        + "model:\n  class: Ensemble\n  runs: [run, {run: run, checkpoint: latest}]\n"
+        + outputs
+        + "  loss: {class: torch.nn.L1Loss, inputs: [price_hat, price]}\n"
+        + "  metrics: {mae: {class: torch.nn.L1Loss, inputs: [price_hat, price]}}\n"
+    )
+    alone = predict(run, "valid")
+    found = predict("both", "valid")
+    np.testing.assert_allclose(found["price_hat"], alone["price_hat"], rtol=1e-5)
+    statistics = evaluate("both", "valid")["valid"]
+    assert statistics["mae"]["mean"] == pytest.approx(evaluate(run, "valid")["valid"]["mae"]["mean"], rel=1e-5)
+    assert statistics["loss"]["mean"] < 2
+
+
 def test_a_logarithm_and_a_source_that_is_not_scaled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(SAMPLE.with_name("prepare.py")))
