@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from emrun.base import fields
 from emrun.base.encoding import Rows, decode, encode, random_state, set_random_state
+from emrun.base.types import State
 from emrun.base.wording import listed
 from emrun.events import changers_of
 from emrun.hook import AbstractHook
@@ -33,7 +34,6 @@ from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
-State = dict[str, Any]
 
 
 class Copy(NamedTuple):
@@ -139,7 +139,7 @@ class Snapshot:
         """
         progress = self.progress
         hooks = {
-            key: encode(hook.state_dict(), f"state of hook {short_key(key)}", copied=copied)
+            key: encode(_state_of(hook, "hook"), f"state of hook {short_key(key)}", copied=copied)
             for key, hook in keyed(self.hooks).items()
         }
         streams = {name: stream.state_dict() for name, stream in self.streams.trained.items()}  # these are copies
@@ -150,7 +150,7 @@ class Snapshot:
                 "updates_done": progress.updates_done,
                 "phase": progress.phase.value,
             },
-            "model": encode(self.model.state_dict(), "state of the model", copied=self.model.is_sharded),
+            "model": encode(_state_of(self.model, "model"), "state of the model", copied=self.model.is_sharded),
             "hooks": hooks,
             "streams": streams,
             "epoch_began": self._epoch_began if progress.is_in_epoch else None,
@@ -325,6 +325,15 @@ class _Ended(NamedTuple):
 
     copy: State | None
     epochs_done: int
+
+
+def _state_of(part: AbstractHook | AbstractModel, who: str) -> State:
+    """Return the state of a hook or of the model; an error gets a note that names them."""
+    try:
+        return part.state_dict()
+    except Exception as error:
+        error.add_note(f"in {who} {type(part).__name__}, state_dict")
+        raise
 
 
 def _warn_of_new(hooks: Iterable[str], states: Mapping[str, Any]) -> None:

@@ -140,6 +140,21 @@ def test_states_of_hooks_are_matched_by_class_and_order(tmp_path, caplog):
     assert not caplog.text
 
 
+def test_an_error_in_the_state_of_a_hook_or_the_model_names_them():
+    class Broken(Count):
+        def state_dict(self):
+            raise KeyError("best")
+
+    with pytest.raises(KeyError) as caught:
+        state_of(hooks=[Count(), Broken()])[0].encoded()
+    assert caught.value.__notes__ == ["in hook Broken, state_dict"]
+    state, _ = state_of()
+    state.model.state_dict = Broken().state_dict
+    with pytest.raises(KeyError) as caught:
+        state.encoded()
+    assert caught.value.__notes__ == [f"in model {type(state.model).__name__}, state_dict"]
+
+
 def test_hooks_that_are_more_than_before_begin_anew_with_a_warning(tmp_path, caplog):
     now = [Count(), Count(8), Count(9), Other(7)]
     assert counts_after(tmp_path, [Count(1)], now) == [1, 8, 9, 7]
