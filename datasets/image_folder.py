@@ -23,6 +23,7 @@ from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode,
 from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
+from emrun.datasets._transforms import TransformForm, Transforms, array_of, picture_of, transforms_of
 from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -85,19 +86,27 @@ class ImageFolder(Prepared, NamedSplits):
         split: divides the images of `train`, see `Table`. Columns are `label`, the class, and `id`. The `files` are
             patterns for the path below the folder or the name: `{files: {valid: '*0.jpg'}}`.
         balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
+        transform: transforms of torchvision by name, such as `[Grayscale: {num_output_channels: 3}]`, or callables, for
+            all streams. They get the image after `flip`, as `tv_tensors.Image`, uint8 of shape (C, H, W), and return
+            uint8 or, for `dtype: float32`, floats; all images of a stream must have one shape then. Random numbers that
+            a transform draws are those of the example: the same in every thread, worker process and rank, and after a
+            resume. Needs torchvision (`pip install 'emrun[vision]'`).
+        augment: more transforms, after those of `transform`, for training passes only, such as
+            `[ColorJitter: {brightness: 0.3}, RandomRotation: {degrees: 10}]`.
         preparation: what the run keeps, which emrun supplies: the division, the classes and the size.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
             classes than `train`; or a class has no images.
-        StreamError: an image cannot be read, or has another size than the first image.
+        StreamError: an image cannot be read, or has another size than the first image; a transform fails, or returns
+            something else than an image.
     """
 
     fresh_batches = True
     read_ahead = 4
 
     _label = "label"
-    train_only = ("train", "batch_size", "balance", "flip")
+    train_only = ("train", "batch_size", "balance", "flip", "augment")
 
     def __init__(
         self,
@@ -115,6 +124,8 @@ class ImageFolder(Prepared, NamedSplits):
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
+        transform: TransformForm = None,
+        augment: TransformForm = None,
         preparation: Json | None = None,
     ) -> None:
         check_flag("flip", flip)
@@ -122,6 +133,7 @@ class ImageFolder(Prepared, NamedSplits):
         self._reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
         self._flips = flip
+        self._transforms = transforms_of(transform, augment)
         self._size = self._images.size
         self.classes: list[str] = []
         """The names of the classes; a label is an index into this list."""
@@ -132,7 +144,8 @@ class ImageFolder(Prepared, NamedSplits):
         self.classes = self.classes or _folders("train", root)
         found = _files(name, root, self.classes)
         self._size = self._size or _first_size(*found, self._images, self._reader)
-        return {name: _Pictures(found, self._size, self.classes, self._images, self._reader, self._flips)}
+        part = _Pictures(found, self._size, self.classes, self._images, self._reader, self._flips, self._transforms)
+        return {name: part}
 
     def _learnt(self) -> Json:
         return {"classes": self.classes, "size": list(self._size or ())}
@@ -163,6 +176,7 @@ class _Pictures(Readable, Part):
         images: Images,
         reader: ExampleReader,
         flips: bool,
+        transforms: tuple[Transforms, Transforms],
     ) -> None:
         self._root, self.ids, self._labels = files
         self.count = len(self.ids)
@@ -171,6 +185,7 @@ class _Pictures(Readable, Part):
         self._images = images
         self._reader = reader
         self._flips = flips
+        self._transforms = transforms
         self.place = str(self._root)
 
     ids: list[str]
@@ -198,19 +213,31 @@ class _Pictures(Readable, Part):
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
-        images = ctx.empty((len(rows), self._images.channels, *self._size), self._images.dtype)
+        trains = self.trains and ctx.epoch > 0
+        transforms = self._transforms[trains]
+        shape = self._images.channels, *self._size
+        room = None if transforms else ctx.empty((len(rows), *shape), self._images.dtype)
 
-        def read_one(row: int, place: int) -> int:
-            rng = ctx.rng_for(row) if self.trains and ctx.epoch > 0 else None
+        def read_one(row: int, place: int) -> tuple[int, Array]:
+            rng = ctx.rng_for(row) if trains else None
             is_flipped = self._flips and rng is not None and rng.random() < 0.5
             pixels = self._pixels(row, rng)
-            write_image(pixels[:, ::-1] if is_flipped else pixels, images[place])
-            return place
+            pixels = pixels[:, ::-1] if is_flipped else pixels
+            if room is None:
+                found = transforms.apply({"image": picture_of(pixels)}, ctx, row)
+                return place, array_of(found["image"], self._images.dtype)
+            write_image(pixels, room[place])
+            return place, room[place]
 
-        places = self._reader.read(rows, ctx, read_one, self._named)
-        if len(places) < len(rows):
-            images = images[places]
-            rows = rows[places]
+        with transforms.reading(ctx):
+            read = self._reader.read(rows, ctx, read_one, self._named, alone=transforms.alone(ctx))
+        places = [place for place, _ in read]
+        rows = rows[places]
+        if room is None:
+            names = [self.where(row) for row in rows.tolist()]
+            images = transforms.together("image", [array for _, array in read], names, ctx, shape)
+        else:
+            images = room if len(places) == len(room) else room[places]
         return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:
