@@ -15,12 +15,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(INSTALLED)
 
-# torch is installed first and pinned, so that no other package installs another build of it
+# torch is installed first and pinned, so that no other package installs another build of it; torchvision in a folder of
+# its own, which only the tests use: torchmetrics imports torchvision, and beside torch for CPUs that is an error
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing PyTorch and emrun into $(VENV); this takes about five minutes, without further output."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --target $(VENV)/vision "$$(grep '^torchvision==' constraints.txt)"
 	touch $@
 
 train: setup

@@ -23,7 +23,6 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.encoding import GENERATORS, digest
-from emrun.base.errors import ArgumentError, EmrunError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, EmrunError, StreamError, needing
 from emrun.base.randomness import preserved_randomness, seed_generators
 from emrun.base.types import Named, Strings
+from emrun.base.vision import import_vision
 from emrun.base.wording import did_you_mean, listed
 from emrun.stream_context import Array, StreamContext
 
@@ -216,7 +216,7 @@ def transforms_of(
 
     Raises:
         ArgumentError: an entry is neither a callable nor the name of a transform, or its arguments are wrong.
-        MissingExtra: torchvision is not installed, or does not fit torch.
+        MissingExtra: torchvision is not installed.
     """
     always = _steps("transform", transform, ignore)
     return Transforms(always), Transforms([*always, *_steps("augment", augment, ignore)])
@@ -320,12 +320,5 @@ def _checked(place: str, found: Any, values: Named) -> Named:
 
 def _torchvision() -> tuple[Any, Any]:
     """Return `torchvision.transforms.v2` and `torchvision.tv_tensors`."""
-    try:
-        from torchvision import tv_tensors
-        from torchvision.transforms import v2
-    except ImportError as error:
-        raise MissingExtra("`transform` or `augment`", "torchvision", "vision") from error
-    except Exception as error:
-        what = f"torchvision {version('torchvision')} does not fit torch {torch.__version__} ({error})"
-        raise ArgumentError("transform", f"{what}; install both together: pip install torch torchvision") from error
-    return v2, tv_tensors
+    with needing("`transform` or `augment`", "torchvision", "vision"):
+        return import_vision("torchvision.transforms.v2"), import_vision("torchvision.tv_tensors")
