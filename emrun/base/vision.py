@@ -33,7 +33,7 @@ def import_vision(module: str = "torchvision") -> ModuleType:
             raise
         import torch
 
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         _DECLARED.append(library)
         for operator in _ASKED:
             library.define(operator)
