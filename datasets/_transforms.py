@@ -270,7 +270,7 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
             what = f"{entry!r} is neither a callable nor a transform of torchvision"
             raise ArgumentError(place, f"{what}, such as {{ColorJitter: {{brightness: 0.3}}}}")
         return f"{place} ({getattr(entry, '__name__', type(entry).__name__)})", entry
-    target: Any = getattr(v2, name, None)
+    target = getattr(v2, name, None)
     if not inspect.isclass(target) or not issubclass(target, v2.Transform):
         names = [each for each in dir(v2) if inspect.isclass(getattr(v2, each))]
         what = f"torchvision.transforms.v2 has no transform {name!r}{did_you_mean(name, names)}"
@@ -288,8 +288,9 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
+    make: Callable[..., Callable[..., Any]] = target
     try:
-        made = target(**arguments) if given is None or isinstance(given, Mapping) else target(given, **arguments)
+        made = make(**arguments) if given is None or isinstance(given, Mapping) else make(given, **arguments)
     except Exception as error:
         raise ArgumentError(f"{place}.{name}", str(error)) from error
     return f"{place} ({name})", made
