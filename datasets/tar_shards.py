@@ -11,20 +11,32 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
-from numpy.random import Generator
 
-from emrun.base.arguments import check_count
+from emrun.base.arguments import check_count, check_keys
 from emrun.base.errors import ArgumentError, StreamError, reason_of
 from emrun.base.sources import ID
 from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
-from emrun.datasets._images import FORMATS, CropForm, Dtype, Images, Interpolation, Mode, check_pillow, write_image
+from emrun.datasets._images import (
+    FORMATS,
+    IGNORE,
+    CropForm,
+    Dtype,
+    Encoded,
+    Example,
+    Images,
+    Interpolation,
+    Masks,
+    Mode,
+    check_pillow,
+)
 from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
@@ -41,6 +53,10 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)  # what `tarfile` raises for damage
+
+
+FieldForm = TypedDict("FieldForm", {"field": str, "as": Literal["mask"], "ignore": int}, total=False)
+"""A field of masks in the argument `sources` of a config."""
 
 
 class TarShards(Prepared, NamedSplits):
@@ -64,6 +80,9 @@ class TarShards(Prepared, NamedSplits):
     is:
 
     - `jpg`, `jpeg`, `png`: float32 in [0, 1] or uint8 of shape (B, C, H, W);
+    - `png` of masks, whose pixels are the numbers of classes: `mask: {field: seg.png, as: mask}` is int64 of shape
+      (B, H, W), resized to the nearest pixel. With `ignore: 255`, the default, 255 is the number of pixels that have no
+      class; the loss needs it too: `ignore_index: 255`;
     - `cls`: a whole number as text, which becomes int64 of shape (B,);
     - `npy`: one array of shape (B, ...) if all arrays of the batch have the same shape and dtype, otherwise a list;
     - `json`: a list of the decoded values; `txt`: a list of strings, from UTF-8.
@@ -77,7 +96,7 @@ class TarShards(Prepared, NamedSplits):
 
     Args:
         train: a path, a pattern such as `data/*.tar` (its files are sorted by name), or a list of these.
-        sources: source -> field, such as `{image: jpg, mask: seg.png, label: cls}`.
+        sources: source -> field, such as `{image: jpg, mask: {field: seg.png, as: mask}, label: cls}`.
         valid: the shards for the stream `valid`, to evaluate on during the training.
         test: the shards for the stream `test`, to evaluate on at the end.
         size: the size that images are resized to: [height, width], or one number for a square.
@@ -116,7 +135,7 @@ class TarShards(Prepared, NamedSplits):
     def __init__(
         self,
         train: Files,
-        sources: dict[str, str],
+        sources: dict[str, str | FieldForm],
         valid: Files | None = None,
         test: Files | None = None,
         size: int | list[int] | None = None,
@@ -133,7 +152,8 @@ class TarShards(Prepared, NamedSplits):
         preparation: Json | None = None,
     ) -> None:
         check_count("max_bytes", max_bytes, minimum=1)
-        self._fields = _fields(sources, Images(mode, dtype, size, crop, interpolation, orient))
+        images = Images(mode, dtype, size, crop, interpolation, orient)
+        self._fields = _fields(sources, images, partial(Masks, size, crop, orient))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
@@ -144,27 +164,23 @@ class TarShards(Prepared, NamedSplits):
 
 @dataclass(frozen=True)
 class _Field:
-    """A source, and the field of the examples that it is decoded from."""
+    """A source, and the field of the examples that it is decoded from; `images` reads it if it is a picture."""
 
     source: str
     name: str
     kind: str
-    images: Images
+    images: Images | None
 
     def room(self, count: int, ctx: StreamContext) -> Array | None:
         """Return an array for the images of a batch; None if only the values tell the shape."""
-        size, channels, dtype = self.images.size, self.images.channels, self.images.dtype
-        return ctx.empty((count, channels, *size), dtype) if size and self.kind in FORMATS else None
+        if self.images is None or self.images.size is None:
+            return None
+        return ctx.empty((count, *self.images.shape(self.images.size)), self.images.dtype)
 
-    def decode(self, content: bytes, rng: Generator | None, out: Array | None) -> Any:
-        """Return the value of the field, for an image in `out`, if given; `rng` draws a random part of an image."""
+    def decode(self, content: bytes) -> Any:
+        """Return the value of a field that is not a picture."""
         try:
-            if self.kind not in FORMATS:
-                return _DECODERS[self.kind](content)
-            pixels = self.images.read(io.BytesIO(content), [FORMATS[self.kind]], rng)
-            image = np.empty((pixels.shape[2], *pixels.shape[:2]), self.images.dtype) if out is None else out
-            write_image(pixels, image)
-            return image
+            return _DECODERS[self.kind](content)
         except (ValueError, OSError, OverflowError, RecursionError) as error:
             raise ValueError(f"field {self.name!r}: {str(error) or type(error).__name__}") from error
 
@@ -175,26 +191,32 @@ class _Field:
         if self.kind in ("json", "txt"):
             return values
         same = len({(value.shape, value.dtype) for value in values}) == 1
-        if self.kind in FORMATS and values and not same:
+        if self.images is not None and values and not same:
             shapes = listed(sorted({str(value.shape) for value in values}))
             raise StreamError(f"stream {ctx.stream_name!r}: {self.source!r} has images of shapes {shapes}; set 'size'")
-        is_made = self.kind in FORMATS and same  # in shared memory, if this is a worker
+        is_made = self.images is not None and same  # in shared memory, if this is a worker
         out = ctx.empty((len(values), *values[0].shape), values[0].dtype) if is_made else None
         return np.stack(values, out=out) if same else values
 
 
-def _fields(sources: object, images: Images) -> list[_Field]:
+def _fields(sources: object, images: Images, masks: Callable[[int], Masks]) -> list[_Field]:
     if not isinstance(sources, Mapping) or not sources:
         raise ArgumentError("sources", f"{sources!r} is not a mapping of sources to fields such as {{image: png}}")
     fields = []
-    for source, name in sources.items():
+    for source, given in sources.items():
+        form = given if isinstance(given, Mapping) else {"field": given}
+        check_keys(f"sources.{source}", form, [*FieldForm.__annotations__])
+        name = form.get("field")
         kind = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
         if kind not in (*FORMATS, *_DECODERS):
             kinds = listed([*FORMATS, *_DECODERS])
             raise ArgumentError("sources", f"the field {name!r} of {source!r} does not end in one of {kinds}")
+        if form is given and (form.get("as") != "mask" or kind != "png"):
+            raise ArgumentError(f"sources.{source}", f"{given!r} is not a mask such as {{field: seg.png, as: mask}}")
+        own = masks(form.get("ignore", IGNORE)) if form is given else images
         if kind in FORMATS:
             check_pillow("TarShards")
-        fields.append(_Field(source, _same_field(name), kind, images))
+        fields.append(_Field(source, _same_field(str(name)), kind, own if kind in FORMATS else None))
     return fields
 
 
@@ -333,6 +355,7 @@ class _Shards(Readable, Part):
         self, argument: str, files: Files, fields: list[_Field], max_bytes: int, reader: ExampleReader
     ) -> None:
         self._fields = fields
+        self._example = Example({field.source: field.images for field in fields if field.images is not None})
         self._max_bytes = max_bytes
         self._reader = reader
         self._paths = files_of(argument, files)
@@ -404,15 +427,29 @@ class _Shards(Readable, Part):
             files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
 
             def read_one(row: int, place: int) -> tuple[int, list[Any]]:
-                values = []
-                for field, (offset, length), room in zip(self._fields, self._places[row].tolist(), rooms, strict=True):
+                contents = []
+                for field, (offset, length) in zip(self._fields, self._places[row].tolist(), strict=True):
                     if offset == _ABSENT:
                         raise ValueError(f"it has no field {field.name!r}")
                     if length > self._max_bytes:
                         raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
-                    content = os.pread(files[shards[place]], length, offset)  # by several threads
-                    rng = ctx.rng_for(row) if is_drawn else None  # each field gets the same numbers
-                    values.append(field.decode(content, rng, None if room is None else room[place]))
+                    contents.append(os.pread(files[shards[place]], length, offset))  # by several threads
+                pictures = {
+                    field.source: Encoded(io.BytesIO(content), [FORMATS[field.kind]], f"field {field.name!r}")
+                    for field, content in zip(self._fields, contents, strict=True)
+                    if field.images is not None
+                }
+                found = self._example.read(pictures, partial(ctx.rng_for, row) if is_drawn else None)
+                values = []
+                for field, content, room in zip(self._fields, contents, rooms, strict=True):
+                    images = field.images
+                    if images is None:
+                        values.append(field.decode(content))
+                        continue
+                    pixels = found[field.source]
+                    shape = images.shape(pixels.shape[:2])
+                    values.append(np.empty(shape, images.dtype) if room is None else room[place])
+                    images.write(pixels, values[-1])
                 return place, values
 
             found = self._reader.read(rows, ctx, read_one, self._named)

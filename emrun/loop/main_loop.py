@@ -74,8 +74,8 @@ class MainLoop(Loop):
         on_empty_batch: what to do about a batch without sources or of length 0, which is always skipped: `error`,
             `warn` or `ignore`.
         on_bad_example: what to do about an example that cannot be read, of a dataset that reads its examples one by one
-            (`ImageFolder`, `TarShards`, `TorchDataset` with a map-style dataset): `error` ends the training; `warn` and
-            `ignore` leave the example out, so that its batch is shorter. The names of such examples, and why they are
+            (`ImageFolder`, `Pictures`, `TarShards`, `TorchDataset` with a map-style dataset): `error` ends the
+            training; `warn` and `ignore` leave the example out, so that its batch is shorter. The names of such examples, and why they are
             bad, are in `rows.jsonl` of the run. More than 1 % of the examples of a pass are an error. A batch without
             any example is left out too, unless `on_empty_batch` says what to do about it. In Python, give it to the
             dataset too.
