@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 
 from emrun.base.arguments import check_choice, check_count, check_flag
-from emrun.base.errors import ArgumentError, needing
+from emrun.base.errors import ArgumentError, StreamError, needing
 from emrun.base.types import Named
 from emrun.base.wording import did_you_mean
+from emrun.datasets._transforms import array_of, mask_of, picture_of
 from emrun.stream_context import Array
 
-_MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 _EXACT = ("BMP", "GIF", "PNG", "TIFF")  # formats that keep numbers; Pillow stretches those of a PGM
 _NUMBERS = ("1", "L", "P", "I;16", "I;16B", "I")
@@ -142,6 +140,14 @@ class Images:
         converted = image.convert(via) if via != image.mode else image
         return converted if converted.mode == self._mode else converted.convert(self._mode)
 
+    def tensor(self, pixels: Array) -> Any:
+        """Return pixels as transforms get them."""
+        return picture_of(pixels)
+
+    def array(self, found: Any) -> Array:
+        """Return an example as transforms have made it."""
+        return array_of(found, self.dtype)
+
     def write(self, pixels: Array, out: Array) -> None:
         """Write pixels into an array of the shape of an example: as they are, or as float32 in [0, 1]."""
         if out.dtype == np.uint8:
@@ -197,96 +203,27 @@ class Masks(Images):
             raise ValueError(f"{what}; save them as a PNG of mode L or P")
         return image
 
+    def tensor(self, pixels: Array) -> Any:
+        """Return the pixels of a mask as transforms get them: of shape (H, W)."""
+        return mask_of(pixels)
+
+    def array(self, found: Any) -> Array:
+        """Return a mask as transforms have made it.
+
+        Raises:
+            StreamError: it is not a mask.
+        """
+        if found.ndim != 2 or found.is_floating_point():
+            kind = str(found.dtype).removeprefix("torch.")
+            raise StreamError(
+                f"the transforms returned a mask of shape {by(found.shape)} and dtype {kind}, not whole "
+                "numbers of shape (H, W)"
+            )
+        return np.asarray(found.detach().numpy(), np.int64)
+
     def write(self, pixels: Array, out: Array) -> None:
         """Write pixels into an array of shape (H, W)."""
         out[...] = pixels[..., 0]
-
-
-class Encoded(NamedTuple):
-    """An encoded picture, the formats that are allowed by their names of Pillow, and where it is, for messages."""
-
-    source: Path | IO[bytes]
-    formats: list[str]
-    where: str = ""
-
-    @contextmanager
-    def opened(self) -> Iterator[Any]:
-        """Read the header of the image.
-
-        Raises:
-            ValueError: the image is larger than 67 million pixels; or the block, or the image, is at fault.
-            OSError: the source is not an image, or is damaged; the error has no `errno`.
-        """
-        from PIL import Image
-
-        try:
-            with Image.open(self.source, formats=self.formats) as image:
-                width, height = image.size
-                if width * height > _MAX_PIXELS:
-                    raise ValueError(f"an image of {width} x {height} pixels is too large")
-                yield image
-        except (ValueError, OSError, OverflowError, RecursionError) as error:
-            if not self.where or getattr(error, "errno", None) is not None:
-                raise
-            raise ValueError(f"{self.where}: {str(error) or type(error).__name__}") from error
-
-
-class Example:
-    """Reads the pictures of an example: the same part of each, and all of them mirrored or none.
-
-    Args:
-        images: source -> what reads it. Masks must have the size of the first image that is not a mask.
-        flips: whether half of the training examples are mirrored.
-    """
-
-    def __init__(self, images: Mapping[str, Images], *, flips: bool = False) -> None:
-        self.images = dict(sorted(images.items(), key=lambda each: isinstance(each[1], Masks)))
-        self._flips = flips
-
-    def check_sizes(self, pictures: Mapping[str, Encoded]) -> None:
-        """Check the sizes of masks.
-
-        Raises:
-            ValueError: a mask has another size than the picture.
-        """
-        size: tuple[int, int] | None = None
-        for images, encoded in self._read_by(pictures).values():
-            with encoded.opened() as image:
-                size = _checked(images, image, size)
-
-    def _read_by(self, pictures: Mapping[str, Encoded]) -> dict[str, tuple[Images, Encoded]]:
-        return {source: (images, pictures[source]) for source, images in self.images.items() if source in pictures}
-
-    def read(self, pictures: Mapping[str, Encoded], draw: Callable[[], Generator] | None) -> dict[str, Array]:
-        """Return source -> pixels of shape (H, W, C).
-
-        Args:
-            pictures: source -> the encoded picture.
-            draw: returns a generator, which draws the same numbers each time; None in evaluations.
-
-        Raises:
-            ValueError: a picture cannot be used; see `Encoded`, `Images` and `Masks`.
-            OSError: a picture is damaged; the error has no `errno`.
-        """
-        found = {}
-        size: tuple[int, int] | None = None
-        for source, (images, encoded) in self._read_by(pictures).items():
-            rng = None if draw is None else draw()
-            with encoded.opened() as image:
-                size = _checked(images, image, size)
-                is_flipped = self._flips and rng is not None and rng.random() < 0.5
-                pixels = images.read(image, rng)
-            found[source] = pixels[:, ::-1] if is_flipped else pixels
-        return found
-
-
-def _checked(images: Images, image: Any, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the size of the first picture, which a mask must have; `size` is None at the first."""
-    own = images.size_of(image)
-    if isinstance(images, Masks) and size is not None and size != own:
-        turn = "; set orient: true" if size == own[::-1] else ""
-        raise ValueError(f"the mask has {by(own)} pixels (height x width), but its picture has {by(size)}{turn}")
-    return size or own
 
 
 @dataclass(frozen=True, slots=True)

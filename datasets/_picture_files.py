@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.base.arguments import check_flag
-from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Json, Policy, Strings, Values
 from emrun.datasets._division import Readable
 from emrun.datasets._examples import ExampleReader, NamedSplits, printable, with_names
-from emrun.datasets._images import Encoded, Example, Images, by, check_pillow
+from emrun.datasets._images import check_pillow
+from emrun.datasets._picture_batches import Encoded, Example, PictureBatch
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
@@ -27,8 +26,7 @@ class PictureFiles(Prepared, NamedSplits):
 
     Args:
         files: `train`, and perhaps `valid` and `test` -> its files; None for no such stream.
-        images: source -> what reads its pictures; the first is the picture.
-        flip: whether half of the training examples are mirrored.
+        example: reads the pictures of an example; the first source is the picture.
         on_bad_example: see `ExampleReader`.
         prepared: the other arguments of `Prepared`.
 
@@ -39,14 +37,11 @@ class PictureFiles(Prepared, NamedSplits):
     fresh_batches = True
     read_ahead = 4
 
-    def __init__(
-        self, files: Values, images: Mapping[str, Images], flip: bool, on_bad_example: Policy, *prepared: Any
-    ) -> None:
-        check_flag("flip", flip)
-        self._example = Example(images, flips=flip)
+    def __init__(self, files: Values, example: Example, on_bad_example: Policy, *prepared: Any) -> None:
+        self._example = example
         self._reader = ExampleReader(on_bad_example)
         check_pillow(type(self).__name__)
-        self._size = next(iter(images.values())).size
+        self._size = next(iter(example.images.values())).size
         super().__init__(files, *prepared)
 
     def _sized(self, files: PairedFiles) -> tuple[int, int]:
@@ -130,30 +125,18 @@ class PictureRows(Readable, Part):
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
-        images = self._example.images
-        rooms = {
-            source: ctx.empty((len(rows), *images[source].shape(self._size)), images[source].dtype)
-            for source in self._files
-        }
-        is_drawn = self.trains and ctx.epoch > 0
+        trains = self.trains and ctx.epoch > 0
+        batch = PictureBatch(self._example, self._files, len(rows), self._size, ctx, trains=trains)
 
-        def read_one(row: int, place: int) -> int:
-            draw = partial(ctx.rng_for, row) if is_drawn else None
-            for source, pixels in self._example.read(self.pictures(row), draw).items():
-                self._check_size(row, pixels)
-                images[source].write(pixels, rooms[source][place])
-            return place
+        def read_one(row: int, place: int) -> tuple[int, dict[str, Array]]:
+            return place, batch.read(self.pictures(row), row, place)
 
-        places = self._reader.read(rows, ctx, read_one, self._named)
-        if len(places) < len(rows):
-            rooms = {source: room[places] for source, room in rooms.items()}
-            rows = rows[places]
-        return with_names({**rooms, **self.beside(rows)}, rows.tolist(), self.ids)
+        with batch.reading():
+            found = self._reader.read(rows, ctx, read_one, self._named, alone=batch.alone)
+        rows = rows[[place for place, _ in found]]
+        places = [self.where(row) for row in rows.tolist()]
+        own = {source: batch.together(source, found, places) for source in self._files}
+        return with_names({**own, **self.beside(rows)}, rows.tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:
         return self.ids[row], str(self._root / self.ids[row])
-
-    def _check_size(self, row: int, pixels: Array) -> None:
-        if pixels.shape[:2] != self._size:
-            own = f"{self._root / self.ids[row]} has {by(pixels.shape[:2])} pixels (height x width)"
-            raise StreamError(f"{own}, but the first image of train has {by(self._size)}; set `size`")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import ID
 from emrun.base.types import Batch, Json, Policy, Strings
@@ -19,7 +19,9 @@ from emrun.base.wording import counted, listed
 from emrun.datasets._division import SplitForm, Texts
 from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode
 from emrun.datasets._paths import first_of, what_is_in
+from emrun.datasets._picture_batches import Example
 from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
+from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows
 
 _LOG = logging.getLogger(__name__)
@@ -80,16 +82,24 @@ class ImageFolder(PictureFiles):
         split: divides the images of `train`, see `Table`. Columns are `label`, the class, and `id`. The `files` are
             patterns for the path below the folder or the name: `{files: {valid: '*0.jpg'}}`.
         balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
+        transform: transforms of torchvision by name, such as `[Grayscale: {num_output_channels: 3}]`, or callables, for
+            all streams. They get the image after `flip`, as `tv_tensors.Image`, uint8 of shape (C, H, W), and return
+            uint8 or, for `dtype: float32`, floats; all images of a stream must have one shape then. Random numbers that
+            a transform draws are those of the example: the same in every thread, worker process and rank, and after a
+            resume. Needs torchvision (`pip install 'emrun[vision]'`).
+        augment: more transforms, after those of `transform`, for training passes only, such as
+            `[ColorJitter: {brightness: 0.3}, RandomRotation: {degrees: 10}]`.
         preparation: what the run keeps, which emrun supplies: the division, the classes and the size.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
             classes than `train`; or a class has no images.
-        StreamError: an image cannot be read, or has another size than the first image.
+        StreamError: an image cannot be read, or has another size than the first image; a transform fails, or returns
+            something else than an image.
     """
 
     _label = "label"
-    train_only = ("train", "batch_size", "balance", "flip")
+    train_only = ("train", "batch_size", "balance", "flip", "augment")
 
     def __init__(
         self,
@@ -107,13 +117,17 @@ class ImageFolder(PictureFiles):
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
+        transform: TransformForm = None,
+        augment: TransformForm = None,
         preparation: Json | None = None,
     ) -> None:
         self.classes: list[str] = []
         """The names of the classes; a label is an index into this list."""
+        check_flag("flip", flip)
         images = {"image": Images(mode, dtype, size, crop, interpolation, orient)}
+        example = Example(images, transforms_of(transform, augment), flips=flip)
         files = {"train": train, "valid": valid, "test": test}
-        super().__init__(files, images, flip, on_bad_example, batch_size, split, preparation, balance)
+        super().__init__(files, example, on_bad_example, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: str | Path) -> dict[str, _Labelled]:
         root = expanded(files)

@@ -137,7 +137,15 @@ class Mixed(ThreeStreams):
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
         function = stream_function(self._datasets[name], stream)
         name = f"{name}.{stream}"
-        return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks, reading=_READING)
+        return StreamWrapper(
+            function,
+            name=name,
+            seed=ctx.seed,
+            training=training,
+            ranks=ctx.ranks,
+            reading=_READING,
+            read_by=ctx.read_by,
+        )
 
     def _choices(self, seed: int, stream: str, epoch: int) -> Rows:
         """Return the index of the dataset that each batch of a pass comes from."""

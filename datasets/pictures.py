@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from emrun.base.arguments import check_keys, check_names
+from emrun.base.arguments import check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import ID
 from emrun.base.types import Json, Policy, Strings
@@ -16,7 +16,9 @@ from emrun.base.wording import counted
 from emrun.datasets._division import SplitForm, Texts
 from emrun.datasets._images import IGNORE, CropForm, Dtype, Images, Interpolation, Masks, Mode
 from emrun.datasets._paths import first_of, named_files
+from emrun.datasets._picture_batches import Example
 from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
+from emrun.datasets._transforms import TransformForm, transforms_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,6 +79,10 @@ class Pictures(PictureFiles):
         split: divides the pictures of `image`, see `Table`. Columns are `id` and `folder`, the folder in the `id`. The
             `files` are patterns for the `id`: `{files: {valid: '*0.jpg'}}`.
         balance: the column of which training passes draw the same number of rows of each value, see `Table`.
+        transform: transforms of torchvision by name, or callables, for all streams, see `ImageFolder`. Picture and mask
+            are turned together, as `tv_tensors.Image` and `Mask` in a mapping; pixels of a mask that a transform makes
+            up have the number of `ignore`.
+        augment: more transforms, for training passes only.
         preparation: what the run keeps, which emrun supplies: the division and the size.
 
     Raises:
@@ -85,7 +91,7 @@ class Pictures(PictureFiles):
         StreamError: a picture or a mask cannot be read, or has another size than the first picture.
     """
 
-    train_only = ("image", "mask", "batch_size", "balance", "flip")
+    train_only = ("image", "mask", "batch_size", "balance", "flip", "augment")
 
     def __init__(
         self,
@@ -106,6 +112,8 @@ class Pictures(PictureFiles):
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
+        transform: TransformForm = None,
+        augment: TransformForm = None,
         preparation: Json | None = None,
     ) -> None:
         if classes is not None:
@@ -120,8 +128,10 @@ class Pictures(PictureFiles):
             "image": Images(mode, dtype, size, crop, interpolation, orient),
             "mask": Masks(size, crop, orient, ignore, len(self.classes) or None),
         }
+        check_flag("flip", flip)
+        example = Example(images, transforms_of(transform, augment, ignore=ignore), flips=flip)
         files = {"train": {"image": image, "mask": mask}, "valid": valid, "test": test}
-        super().__init__(files, images, flip, on_bad_example, batch_size, split, preparation, balance)
+        super().__init__(files, example, on_bad_example, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: Mapping[str, str | None]) -> dict[str, _Pairs]:
         place = "" if name == "train" else f"{name}."

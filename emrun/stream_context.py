@@ -12,7 +12,7 @@ from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import Key, derived_seed, seed_everything
 from emrun.base.sources import examples_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Reader
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import Share, own_share, share_of
 
@@ -52,6 +52,7 @@ class StreamContext:
         workers: the number of worker processes; 0 if the pass is read in the process of the loop.
         ranks: the ranks of the run; `batches` yields only the rows of this one.
         in_order: whether `batches` gives all rows in their order, whatever it is asked for, as a prediction needs.
+        read_by: who makes the batches, see `Reader`; with `workers`, it is a worker.
     """
 
     allocate: Callable[..., Array] = np.empty
@@ -68,6 +69,7 @@ class StreamContext:
         workers: int = 0,
         ranks: Ranks | None = None,
         in_order: bool = False,
+        read_by: Reader = "loop",
     ) -> None:
         self.stream_name = stream_name
         self.seed = seed
@@ -76,6 +78,8 @@ class StreamContext:
         self._worker = worker
         self.in_order = in_order
         """Whether `batches` gives all rows in their order, as for a prediction."""
+        self.read_by: Reader = "worker" if workers else read_by
+        """Who makes the batches: the thread of the loop, another thread, or a worker process."""
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
@@ -122,7 +126,14 @@ class StreamContext:
 
     def rng_for(self, index: int) -> np.random.Generator:
         """Return a NumPy generator for the example `index` of the data; it does not depend on the example's batch."""
-        return np.random.Generator(np.random.PCG64(derived_seed(*self._key, "example", int(index))))
+        return np.random.Generator(np.random.PCG64(self.seed_for(index)))
+
+    def seed_for(self, index: int) -> int:
+        """Return the seed of the example `index` of the data, of 128 bits; it does not depend on the example's batch.
+
+        The transforms of an example draw what they draw after `torch.manual_seed(ctx.seed_for(index) % 2**63)`.
+        """
+        return derived_seed(*self._key, "example", int(index))
 
     def batches(
         self,

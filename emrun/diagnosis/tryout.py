@@ -342,7 +342,8 @@ class Tryout:
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds that reading it took."""
-        context = StreamContext(name, seed=self._loop.seed, epoch=int(name == self._loop.train_stream_name))
+        trains = name == self._loop.train_stream_name
+        context = StreamContext(name, seed=self._loop.seed, epoch=int(trains), read_by=self._loop.streams.reading.by)
         began = perf_counter()
         with closing(closable(open_stream(self._dataset, name, context))) as batches:
             for batch in batches:

@@ -9,7 +9,8 @@ from PIL import Image
 
 from emrun.base.errors import ArgumentError
 from emrun.datasets import ImageFolder, TarShards
-from emrun.datasets._images import Crop, Encoded, Images
+from emrun.datasets._images import Crop, Images
+from emrun.datasets._picture_batches import Encoded
 
 JPEG = ["JPEG"]
 

@@ -448,9 +448,8 @@ def test_a_mask_of_another_size_is_a_bad_example(tmp_path):
         ({"field": "cls", "as": "mask"}, "sources.mask: {.*} is not a mask such as"),
         ({"field": "seg.png", "as": "picture"}, "sources.mask: {.*} is not a mask such as"),
         ({"field": "seg.png"}, "sources.mask: {.*} is not a mask such as"),
-        ({"as": "mask"}, "sources: the field None of 'mask' does not end in one of"),
-        ({"field": "seg.png", "as": "mask", "ignored": 0}, "sources.mask.ignored: unknown key 'ignored'"),
-        ({"field": "seg.png", "as": "mask", "ignore": "x"}, "ignore: 'x' is not a whole number"),
+        ({"as": "mask"}, "sources.mask: {.*} is not a mask such as"),
+        ({"field": "seg.png", "as": "mask", "ignore": 0}, "sources.mask: {.*} is not a mask such as"),
     ],
 )
 def test_a_mask_has_one_form(tmp_path, form, message):
