@@ -229,6 +229,13 @@ def picture_of(pixels: Array) -> Any:
     return tv_tensors.Image(torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C")))
 
 
+def mask_of(pixels: Array) -> Any:
+    """Return the numbers of a mask of shape (H, W, 1) as a `tv_tensors.Mask` of shape (H, W)."""
+    from torchvision import tv_tensors
+
+    return tv_tensors.Mask(torch.from_numpy(pixels[..., 0].astype(np.int64)))
+
+
 def array_of(image: torch.Tensor, dtype: str) -> Array:
     """Return what a transform has made of an image, as an array of shape (C, H, W).
 
