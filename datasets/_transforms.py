@@ -295,7 +295,7 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
-    make: Callable[..., Callable[..., Any]] = target
+    make: Any = target
     try:
         made = make(**arguments) if given is None or isinstance(given, Mapping) else make(given, **arguments)
     except Exception as error:
