@@ -23,7 +23,6 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.encoding import GENERATORS, digest
-from emrun.base.errors import ArgumentError, EmrunError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, EmrunError, StreamError, fitting_torchvision, needing
 from emrun.base.randomness import preserved_randomness, seed_generators
 from emrun.base.types import Named, Strings
 from emrun.base.wording import did_you_mean, listed
@@ -323,12 +322,8 @@ def _checked(place: str, found: Any, values: Named) -> Named:
 
 def _torchvision() -> tuple[Any, Any]:
     """Return `torchvision.transforms.v2` and `torchvision.tv_tensors`."""
-    try:
+    what = "`transform`"
+    with fitting_torchvision(what), needing(what, "torchvision", "vision"):
         from torchvision import tv_tensors
         from torchvision.transforms import v2
-    except ImportError as error:
-        raise MissingExtra("`transform` or `augment`", "torchvision", "vision") from error
-    except Exception as error:
-        what = f"torchvision {version('torchvision')} does not fit torch {torch.__version__} ({error})"
-        raise ArgumentError("transform", f"{what}; install both together: pip install torch torchvision") from error
     return v2, tv_tensors
