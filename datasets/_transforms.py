@@ -284,13 +284,13 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         arguments["transforms"] = [
             _step(f"{place}.{name}.transforms[{index}]", each, ignore)[1] for index, each in enumerate(inner)
         ]
-    if isinstance(arguments.get("interpolation"), str):
-        arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"].lower())
     if isinstance(arguments.get("dtype"), str):
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
     try:
+        if isinstance(arguments.get("interpolation"), str):
+            arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
         made = target(**arguments) if given is None or isinstance(given, Mapping) else target(given, **arguments)
     except Exception as error:
         raise ArgumentError(f"{place}.{name}", str(error)) from error
