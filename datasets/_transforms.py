@@ -52,7 +52,7 @@ DRAWING = frozenset(
 _TRIED = 8  # seeds with which the first example is tried
 _TRYING = threading.Lock()  # held while no other thread of this process may call a transform
 _OF_BATCHES = ("MixUp", "CutMix")
-_ADVICE = "set main_loop.workers: 1 or more: each worker process seeds all global generators for each example"
+ADVICE = "set main_loop.workers: 1 or more: each worker process seeds all global generators for each example"
 
 
 class Transforms:
@@ -165,7 +165,7 @@ class Transforms:
             changed = [name for name, old, new in zip(names, states, now, strict=True) if old != new]
             if changed:
                 what = f"changes the global random numbers of {listed(changed)}, which all threads share"
-                raise StreamError(f"{place} {what}; {_ADVICE}", first_batch=True)
+                raise StreamError(f"{place} {what}; {ADVICE}", first_batch=True)
             if digest(before) != inputs:
                 raise StreamError(f"{place} changes its input; let it change a copy", first_batch=True)
             inputs = digest(found)
@@ -193,13 +193,16 @@ class OwnDraws(TorchFunctionMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
+        self.has_drawn = False
+        """Whether a function has drawn from the generator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Named | None = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in DRAWING and (kwargs is None or kwargs.get("generator") is None):
+            self.has_drawn = True
             kwargs = {**(kwargs or {}), "generator": self._generator}
         elif "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax"):
-            message = f"torch's {name} draws random numbers, and takes no generator; {_ADVICE}"
+            message = f"torch's {name} draws random numbers, and takes no generator; {ADVICE}"
             raise StreamError(message, first_batch=True)
         return func(*args, **(kwargs or {}))
 
@@ -289,14 +292,14 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         arguments["transforms"] = [
             _step(f"{place}.{name}.transforms[{index}]", each, ignore)[1] for index, each in enumerate(inner)
         ]
-    if isinstance(arguments.get("interpolation"), str):
-        arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"].lower())
     if isinstance(arguments.get("dtype"), str):
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
     make: Any = target
     try:
+        if isinstance(arguments.get("interpolation"), str):
+            arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
         made = make(**arguments) if given is None or isinstance(given, Mapping) else make(given, **arguments)
     except Exception as error:
         raise ArgumentError(f"{place}.{name}", str(error)) from error

@@ -104,6 +104,12 @@ def _shown(measured: Bench) -> str:
         for stream in measured.streams
         if not stream.shares_rows and len(stream.readings) > 1
     ]
+    notes += [
+        f"stream {stream.name!r} draws from global random generators: with another `buffer` or `workers`, its batches "
+        "are other ones; let it draw from ctx.rng"
+        for stream in measured.streams
+        if stream.draws
+    ]
     return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(measured)])
 
 
