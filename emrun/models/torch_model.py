@@ -728,9 +728,9 @@ class TorchModel(ModuleModel):
             member.register()
 
     def use_dataset(self, dataset: Any) -> None:
-        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
+        """Take from the dataset how its sources are scaled, how many train rows its classes have, what is a picture."""
         outputs = self._forward_pass.outputs
-        outputs.balance(dataset)
+        outputs.use_dataset(dataset)
         if self.in_units:
             outputs.use_units(Units(self.in_units, dataset))
 
