@@ -90,6 +90,11 @@ class Images:
         self._filter = str(interpolation).upper()
         self._orients = orient
 
+    @property
+    def crops(self) -> bool:
+        """Whether only a part of each image is used."""
+        return self._crop is not None
+
     def shape(self, size: tuple[int, int]) -> tuple[int, ...]:
         """Return the shape of an example of this height and width."""
         return self.channels, *size

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.random import Generator
 
 from emrun.base.errors import StreamError
-from emrun.base.types import Strings
 from emrun.base.wording import listed
+from emrun.datasets._examples import NamedSplits
 from emrun.datasets._images import Images, Masks, by
+from emrun.datasets._prepared import Prepared
 from emrun.datasets._transforms import Transforms
-from emrun.stream_context import Array, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
 _MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 
@@ -77,6 +78,15 @@ class Example:
             with encoded.opened() as image:
                 size = _checked(images, image, size)
 
+    def stored_size(self, pictures: Mapping[str, Encoded]) -> tuple[int, int] | None:
+        """Return height and width of the first picture as it is stored, if only `size` has changed them; or None."""
+        for images, encoded in self._read_by(pictures).values():
+            if images.size is None or images.crops or self.transforms[False]:
+                return None
+            with encoded.opened() as image:
+                return images.size_of(image)
+        return None
+
     def _read_by(self, pictures: Mapping[str, Encoded]) -> dict[str, tuple[Images, Encoded]]:
         return {source: (images, pictures[source]) for source, images in self.images.items() if source in pictures}
 
@@ -101,6 +111,25 @@ class Example:
                 pixels = images.read(image, rng)
             found[source] = pixels[:, ::-1] if is_flipped else pixels
         return found
+
+
+class ReadsPictures(Prepared, NamedSplits):
+    """Streams with pictures of an `Example`; the parts have a method `pictures`."""
+
+    fresh_batches = True
+    read_ahead = 4
+
+    _example: Example
+
+    def stored_size(self, stream: str, row: int) -> tuple[int, int] | None:
+        """Return height and width of a picture as it is stored, if only `size` has changed them; otherwise None.
+
+        Args:
+            stream: the stream, or `train_eval`.
+            row: the `position` of the picture.
+        """
+        part: Any = self._part(stream.removesuffix("_eval"))
+        return self._example.stored_size(part.pictures(row))
 
 
 class PictureBatch:
@@ -171,13 +200,16 @@ class PictureBatch:
             images.write(pixels, arrays[source])
         return arrays
 
-    def together(self, source: str, found: Sequence[tuple[int, Mapping[str, Any]]], places: Strings) -> Any:
+    def together(
+        self, source: str, found: Sequence[tuple[int, Mapping[str, Any]]], where: Callable[[int], str], rows: Rows
+    ) -> Any:
         """Return a source of the batch.
 
         Args:
             source: the source.
             found: the index in the batch and the arrays of each example, which may be fewer than there are rows.
-            places: where each example is found, for messages.
+            where: returns where the example of a row is found, for messages.
+            rows: the row of each example.
 
         Raises:
             StreamError: the pictures have different shapes.
@@ -189,6 +221,7 @@ class PictureBatch:
         images = self._images[source]
         if self._transforms:
             shape = images.shape(self._size or (0, 0))
+            places = [where(row) for row in rows.tolist()]
             return self._transforms.together(source, arrays, places, self._ctx, shape)
         if len(shapes := {str(array.shape) for array in arrays}) > 1:
             what = f"{source!r} has images of shapes {listed(sorted(shapes))}; set 'size'"

@@ -9,10 +9,9 @@ from typing import Any
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Json, Policy, Strings, Values
 from emrun.datasets._division import Readable
-from emrun.datasets._examples import ExampleReader, NamedSplits, printable, with_names
+from emrun.datasets._examples import ExampleReader, printable, with_names
 from emrun.datasets._images import check_pillow
-from emrun.datasets._picture_batches import Encoded, Example, PictureBatch
-from emrun.datasets._prepared import Prepared
+from emrun.datasets._picture_batches import Encoded, Example, PictureBatch, ReadsPictures
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
 
@@ -21,7 +20,7 @@ ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
 
 
-class PictureFiles(Prepared, NamedSplits):
+class PictureFiles(ReadsPictures):
     """Streams of pictures in files.
 
     Args:
@@ -34,8 +33,8 @@ class PictureFiles(Prepared, NamedSplits):
         ArgumentError: an argument has a value that is not allowed.
     """
 
-    fresh_batches = True
-    read_ahead = 4
+    _label_source: str
+    """The source with classes."""
 
     def __init__(self, files: Values, example: Example, on_bad_example: Policy, *prepared: Any) -> None:
         self._example = example
@@ -61,6 +60,10 @@ class PictureFiles(Prepared, NamedSplits):
                 if not self._reader.skips:
                     raise ArgumentError("train", f"{root / name}: {error}") from error
         raise ArgumentError("train", f"no image in {root} can be read")
+
+    def classes_instead(self, source: str) -> str | None:
+        """Return what a loss of classes reads instead of a picture; None for other sources."""
+        return f"read {self._label_source!r} instead" if source == "image" else None
 
     def _learnt(self) -> Json:
         return {"size": list(self._size or ())}
@@ -134,8 +137,7 @@ class PictureRows(Readable, Part):
         with batch.reading():
             found = self._reader.read(rows, ctx, read_one, self._named, alone=batch.alone)
         rows = rows[[place for place, _ in found]]
-        places = [self.where(row) for row in rows.tolist()]
-        own = {source: batch.together(source, found, places) for source in self._files}
+        own = {source: batch.together(source, found, self.where, rows) for source in self._files}
         return with_names({**own, **self.beside(rows)}, rows.tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:

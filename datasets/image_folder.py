@@ -98,7 +98,7 @@ class ImageFolder(PictureFiles):
             something else than an image.
     """
 
-    _label = "label"
+    _label = _label_source = "label"
     train_only = ("train", "batch_size", "balance", "flip", "augment")
 
     def __init__(

@@ -93,6 +93,11 @@ class Mixed(ThreeStreams):
         first, *others = map(named_classes, self._datasets.values())
         return [] if any(each != first for each in others) else first
 
+    def classes_instead(self, source: str) -> str | None:
+        """Return what a loss of classes reads instead of a picture; None if no dataset has such a source."""
+        found = [getattr(each, "classes_instead", lambda source: None)(source) for each in self._datasets.values()]
+        return next(filter(None, found), None)
+
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name

@@ -91,6 +91,7 @@ class Pictures(PictureFiles):
         StreamError: a picture or a mask cannot be read, or has another size than the first picture.
     """
 
+    _label_source = "mask"
     train_only = ("image", "mask", "batch_size", "balance", "flip", "augment")
 
     def __init__(

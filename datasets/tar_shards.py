@@ -19,14 +19,13 @@ import numpy as np
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.sources import ID
-from emrun.base.types import Batch, Json, Policy, Strings
+from emrun.base.types import Batch, Json, Named, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, SplitForm, Texts
-from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
+from emrun.datasets._examples import ExampleReader, with_names
 from emrun.datasets._images import FORMATS, IGNORE, CropForm, Dtype, Images, Interpolation, Masks, Mode, check_pillow
 from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
-from emrun.datasets._picture_batches import Encoded, Example, PictureBatch
-from emrun.datasets._prepared import Prepared
+from emrun.datasets._picture_batches import Encoded, Example, PictureBatch, ReadsPictures
 from emrun.datasets._splits import Part
 from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows, StreamContext
@@ -48,7 +47,7 @@ FieldForm = TypedDict("FieldForm", {"field": str, "as": Literal["mask"]})
 """A field of masks in the argument `sources` of a config."""
 
 
-class TarShards(Prepared, NamedSplits):
+class TarShards(ReadsPictures):
     """Examples in tar archives (shards) in the layout of WebDataset; nothing is unpacked to disk.
 
         dataset:
@@ -121,9 +120,6 @@ class TarShards(Prepared, NamedSplits):
         StreamError: an example cannot be decoded, the images of a batch differ in size, or a shard has changed.
     """
 
-    fresh_batches = True
-    read_ahead = 4
-
     train_only = ("train", "batch_size", "balance", "augment")
 
     def __init__(
@@ -161,6 +157,15 @@ class TarShards(Prepared, NamedSplits):
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
+
+    def classes_instead(self, source: str) -> str | None:
+        """Return how a picture becomes a mask, whose pixels are classes; None for other sources."""
+        for field in self._fields:
+            if field.source == source and field.kind in FORMATS and not field.is_mask:
+                name = re.sub("jpg$", "png", field.name)
+                change = "" if name == field.name else "store the masks as PNG, as JPEG changes numbers, and "
+                return f"{change}write sources: {{{source}: {{field: {name}, as: mask}}}}"
+        return None
 
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
         return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}
@@ -410,8 +415,8 @@ class _Shards(Readable, Part):
         """Return the name and the shard of an example."""
         return self._named(row)[1]
 
-    def _shards_of(self, rows: Rows) -> Rows:
-        return np.searchsorted(self._ends, rows, side="right")
+    def _shards_of(self, rows: Any) -> Rows:
+        return np.asarray(np.searchsorted(self._ends, rows, side="right"))
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
@@ -422,38 +427,45 @@ class _Shards(Readable, Part):
         with ExitStack() as stack:
             files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
 
-            def read_one(row: int, place: int) -> tuple[int, dict[str, Any]]:
-                encoded = {}
-                values = {}
-                for field, (offset, length) in zip(self._fields, self._places[row].tolist(), strict=True):
-                    if offset == _ABSENT:
-                        raise ValueError(f"it has no field {field.name!r}")
-                    if length > self._max_bytes:
-                        raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
-                    content = os.pread(files[shards[place]], length, offset)  # by several threads
-                    if field.kind in FORMATS:
-                        where = f"field {field.name!r}"
-                        encoded[field.source] = Encoded(io.BytesIO(content), [FORMATS[field.kind]], where)
-                    else:
-                        values[field.source] = field.decode(content)
+            def read_one(row: int, place: int) -> tuple[int, Named]:
+                encoded, values = self._decoded(row, files[shards[place]])
                 return place, values | (pictures.read(encoded, row, place) if encoded else {})
 
             with pictures.reading():
                 found = self._reader.read(rows, ctx, read_one, self._named, alone=pictures.alone)
         rows = rows[[place for place, _ in found]]
-        places = [self.where(row) for row in rows.tolist()]
         batch = {}
         for field in self._fields:
             source = field.source
             if field.kind in FORMATS:
-                batch[source] = pictures.together(source, found, places)
+                batch[source] = pictures.together(source, found, self.where, rows)
             else:
                 batch[source] = field.together([values[source] for _, values in found])
         return with_names(batch, rows.tolist(), self.ids)
 
+    def _decoded(self, row: int, file: int) -> tuple[dict[str, Encoded], Named]:
+        """Return source -> encoded picture of an example in an open shard, and source -> value of the others."""
+        encoded = {}
+        values = {}
+        for field, (offset, length) in zip(self._fields, self._places[row].tolist(), strict=True):
+            if offset == _ABSENT:
+                raise ValueError(f"it has no field {field.name!r}")
+            if length > self._max_bytes:
+                raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
+            content = os.pread(file, length, offset)  # by several threads
+            if field.kind in FORMATS:
+                encoded[field.source] = Encoded(io.BytesIO(content), [FORMATS[field.kind]], f"field {field.name!r}")
+            else:
+                values[field.source] = field.decode(content)
+        return encoded, values
+
+    def pictures(self, row: int) -> dict[str, Encoded]:
+        """Return source -> encoded picture of an example."""
+        with self._paths[self._shards_of(row)].open("rb", buffering=0) as file:
+            return self._decoded(row, file.fileno())[0]
+
     def _named(self, row: int) -> tuple[str, str]:
-        shard = np.searchsorted(self._ends, row, side="right")
-        return self.ids[row], f"example {self.ids[row]!r} of shard {str(self._paths[shard])!r}"
+        return self.ids[row], f"example {self.ids[row]!r} of shard {str(self._paths[self._shards_of(row)])!r}"
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]

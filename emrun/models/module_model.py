@@ -110,9 +110,9 @@ class ModuleModel(AbstractModel):
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
 
     def use_dataset(self, dataset: Any) -> None:
-        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
+        """Take from the dataset how its sources are scaled, how many train rows its classes have, what is a picture."""
         outputs = self._forward_pass.outputs
-        outputs.balance(dataset)
+        outputs.use_dataset(dataset)
         if self.in_units:
             outputs.use_units(Units(self.in_units, dataset))
 

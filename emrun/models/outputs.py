@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import CrossEntropyLoss, Module, NLLLoss
+from torch.nn.functional import cross_entropy, nll_loss
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
@@ -24,6 +25,7 @@ from emrun.models.units import Units
 from emrun.ranks.parts import loss_weights, weighted
 
 _LOG = logging.getLogger(__name__)
+_OF_CLASSES = (cross_entropy, nll_loss)
 
 
 class Outputs:
@@ -77,13 +79,14 @@ class Outputs:
         self._units = units
         self._is_complete = False
 
-    def balance(self, dataset: Any) -> None:
-        """Give losses with `weight: balanced` the counts of the classes that a dataset has.
+    def use_dataset(self, dataset: Any) -> None:
+        """Give losses with `weight: balanced` the counts of the classes that a dataset has, and check what losses read.
 
         Raises:
-            ArgumentError: the dataset has no counts of them.
+            ArgumentError: the dataset has no counts of them, or a cross entropy reads a picture as classes.
         """
         for each in self.terms.values():
+            each.check_classes(dataset)
             each.balance(dataset)
 
     @property
@@ -312,6 +315,23 @@ class Calculation:
                 "make such shapes from inputs of one shape in a loss of your own",
             )
         return found
+
+    def check_classes(self, dataset: Any) -> None:
+        """Check that what a cross entropy reads as classes is no picture, which it would take for probabilities.
+
+        Raises:
+            ArgumentError: it is a picture.
+        """
+        source = self.inputs[1] if len(self.inputs) > 1 else ""
+        instead = getattr(dataset, "classes_instead", lambda source: None)(source)
+        if instead is not None and self.reads_classes:
+            what = f"{source!r} is a picture, whose values the loss would take for probabilities of classes"
+            raise ArgumentError(f"{self.key}.inputs", f"{what}; {instead}")
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether its inputs are the logits of classes, or logarithms of their probabilities, and the classes."""
+        return self.function in _OF_CLASSES or isinstance(self.function, CrossEntropyLoss | NLLLoss)
 
     def balance(self, dataset: Any) -> None:
         """With `weight: balanced`, take from a dataset how many train rows each class of the second input has.

@@ -1,12 +1,19 @@
 """Pictures: pairs by name, masks that stay masks, and pairs that are none."""
 
+import re
+import sys
+import tarfile
+
 import numpy as np
 import pytest
 from doubles import stream_of, together
 from PIL import Image
 
-from emrun.base.errors import ArgumentError, MissingExtra, StreamError
+from emrun import create_training
+from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, StreamError
+from emrun.config.config import load_config
 from emrun.datasets import Pictures
+from emrun.diagnosis.tryout import try_out
 
 STEP = 60  # what a pixel of class 1 has in the picture
 
@@ -28,6 +35,11 @@ def root(tmp_path, monkeypatch):
     for index in range(9):
         save(index, tmp_path / f"images/{index}.png", tmp_path / f"masks/{index}.png")
     return tmp_path
+
+
+def opened(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def make(**arguments):
@@ -258,6 +270,116 @@ def test_wrong_files_and_arguments_are_refused_at_once(root, arguments, message)
 
 
 def test_without_pillow_the_error_has_the_command_that_installs_it(root, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtra, match=r"Pictures needs Pillow, .* pip install 'emrun\[data\]'"):
         make(size=4)
+
+
+def config(dataset, loss=None, **more):
+    """Return a config that classifies pixels of grey pictures."""
+    layer = {"class": "torch.nn.Conv2d", "in_channels": 1, "out_channels": 3, "kernel_size": 1}
+    return {
+        "seed": 1,
+        "dataset": {"mode": "L", "size": 6, "batch_size": 4, **dataset},
+        "model": {
+            "module": layer,
+            "inputs": ["image"],
+            "outputs": ["logits"],
+            "loss": loss or {"class": "torch.nn.CrossEntropyLoss", "ignore_index": 255, "inputs": ["logits", "mask"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"report": False},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+        **more,
+    }
+
+
+FILES = {"class": "Pictures", "image": "images/**/*.png", "mask": "masks/**/*.png"}
+
+
+@pytest.mark.parametrize("more", [{}, {"crop": "centre"}], ids=["resized", "cropped"])
+@pytest.mark.parametrize("variable", ["mask", "logits"])
+def test_saved_masks_have_the_names_and_where_only_size_was_used_the_sizes_of_the_files(root, more, variable):
+    save(20, root / "images/town/x.png", root / "masks/town/x.png", classes(20, 7, 31))
+    hooks = [{"SaveMasks": {"mask_variable": variable, "streams": ["train_eval"]}}, {"StopAfter": {"epochs": 1}}]
+    given = config(FILES | more, main_loop={"report": False, "extra_streams": ["train"]}, hooks=hooks)
+    training = create_training(given, output_dir="run")
+    assert training.main_loop.run_training().status == "finished"
+    place = root / "run" / "masks" / "train_eval"
+    assert {str(path.relative_to(place)) for path in place.rglob("*.png")} == {
+        *(f"{index}.png" for index in range(9)),
+        "town/x.png",
+    }
+    found = {name: opened(place / f"{name}.png") for name in ("0", "town/x")}
+    assert [each.shape[::-1] for each in found.values()] == ([(6, 6)] * 2 if more else [(10, 12), (31, 7)])
+    if variable == "mask" and not more:
+        small = Image.fromarray(classes(20, 7, 31)).resize((6, 6), Image.Resampling.NEAREST)
+        assert np.array_equal(found["town/x"], small.resize((31, 7), Image.Resampling.NEAREST))
+
+
+def shard(path):
+    with tarfile.open(path, "w") as archive:
+        for index in range(9):
+            archive.add(f"images/{index}.png", f"{index}.png")
+            archive.add(f"masks/{index}.png", f"{index}.seg.png")
+
+
+LOSSES = {
+    "one": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "mask"]},
+    "function": {"import": "torch.nn.functional.cross_entropy", "inputs": ["logits", "mask"]},
+    "several": {
+        "seg": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "mask"], "scale": 0.5},
+        "size": {"class": "torch.nn.MSELoss", "inputs": ["logits", "logits"]},
+    },
+    "of logarithms": {"class": "torch.nn.NLLLoss", "inputs": ["logits", "mask"]},
+}
+
+
+@pytest.mark.parametrize(("form", "dtype"), [*((form, "float32") for form in LOSSES), ("one", "uint8")])
+def test_a_picture_is_not_taken_for_classes_and_what_is_said_works(root, form, dtype):
+    shard("all.tar")
+    wrong = config(
+        {"class": "TarShards", "train": "all.tar", "sources": {"image": "png", "mask": "seg.png"}}, LOSSES[form]
+    )
+    wrong["dataset"]["dtype"] = dtype
+    wrong["model"]["inputs"] = {"input": {"source": "image", **({"scale": 255} if dtype == "uint8" else {})}}
+    with pytest.raises(ConfigError) as caught:
+        create_training(wrong, output_dir="run")
+    key = "model.loss.seg.inputs" if form == "several" else "model.loss.inputs"
+    what = f"{key}: 'mask' is a picture, whose values the loss would take for probabilities of classes; "
+    assert what in str(caught.value)
+    advice = re.search(r"write sources: {(mask: {.*})}", str(caught.value))[1]
+    assert advice == "mask: {field: seg.png, as: mask}"
+    wrong["dataset"]["sources"]["mask"] = {"field": "seg.png", "as": "mask"}
+    assert create_training(wrong, output_dir="run").main_loop.run_training().status == "finished"
+
+
+def test_check_refuses_it_too_and_in_a_mixture(root):
+    shard("all.tar")
+    wrong = {"class": "TarShards", "train": "all.tar", "sources": {"image": "png", "mask": "png"}, "mode": "L"}
+    (root / "one.yaml").write_text(str(config(wrong)))
+    with pytest.raises(ConfigError, match=r"one.yaml:1:\d+: model.loss.inputs: .*mask: {field: png, as: mask}"):
+        try_out(load_config(root / "one.yaml"))
+    more = {"class": "emrun.datasets.TarShards", "size": 4}
+    mixture = {"class": "Mixed", "datasets": {"a": wrong | more}, "weights": {"a": 1}, "batches_per_epoch": 2}
+    given = config({})
+    given["dataset"] = mixture
+    with pytest.raises(ConfigError, match=r"model.loss.inputs: 'mask' is a picture"):
+        create_training(given, output_dir="run")
+
+
+@pytest.mark.parametrize(
+    ("loss", "source"),
+    [("MSELoss", "image"), ("BCEWithLogitsLoss", "image"), ("CrossEntropyLoss", "mask")],
+)
+def test_losses_of_pictures_and_of_classes_train(root, loss, source):
+    given = config(FILES, {"class": f"torch.nn.{loss}", "inputs": ["logits", source]})
+    given["model"]["module"]["out_channels"] = 1 if source == "image" else 3
+    given["main_loop"]["on_unused_sources"] = "ignore"
+    assert create_training(given, output_dir="run").main_loop.run_training().status == "finished"
+
+
+def test_a_picture_of_files_is_no_target_of_classes_either(root):
+    loss = {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "image"]}
+    with pytest.raises(ConfigError, match=r"model.loss.inputs: 'image' is a picture, .*; read 'mask' instead"):
+        create_training(config(FILES, loss), output_dir="run")
