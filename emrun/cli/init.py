@@ -13,6 +13,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.cli.console import GivenPath, named, quietly
+from emrun.config.names import bases
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
@@ -58,7 +59,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.option(
     "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True,
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),
-    help="The sample that is copied; an unknown name lists them all.",
+    help="The sample, or the base such as emrun:tabular, that is copied; an unknown name lists them all.",
 )  # fmt: skip
 def init(directory: Path, sample: str) -> None:
     """Create a project in DIR: a sample config, the Python files that it names, a README and a test.
@@ -87,10 +88,11 @@ def init(directory: Path, sample: str) -> None:
 
 
 def samples() -> dict[str, Path]:
-    """Return the samples: name -> a directory with a `config.yaml`, or a config."""
+    """Return the samples and bases: name -> a directory with a `config.yaml`, or a config."""
     entries = sorted(_SAMPLES.iterdir())
     projects = {path.name: path for path in entries if (path / "config.yaml").is_file()}
-    return dict(sorted({**projects, **{path.stem: path for path in entries if path.suffix == ".yaml"}}.items()))
+    files = {path.stem: path for path in entries if path.suffix == ".yaml"}
+    return {**dict(sorted({**projects, **files}.items())), **bases()}
 
 
 def _files(sample: Path) -> dict[str, bytes]:
