@@ -14,7 +14,7 @@ from numpy.random import Generator
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed
 from emrun.datasets._division import Readable, SplitForm, Texts
@@ -134,13 +134,16 @@ class ImageFolder(Prepared, NamedSplits):
         self._size = self._size or _first_size(*found, self._images, self._reader)
         return {name: _Pictures(found, self._size, self.classes, self._images, self._reader, self._flips)}
 
+    def _read_new(self, path: Path) -> _Pictures:
+        return _Pictures(_unlabelled(path), self._size or (), self.classes, self._images, self._reader, flips=False)
+
     def _learnt(self) -> Json:
         return {"classes": self.classes, "size": list(self._size or ())}
 
     def _use(self, learnt: Json) -> None:
         self.classes = list(learnt["classes"])
         height, width = learnt["size"]
-        self._size = height, width
+        self._size = self._size or (height, width)
 
     @property
     def num_classes(self) -> int:
@@ -157,8 +160,8 @@ class _Pictures(Readable, Part):
 
     def __init__(
         self,
-        files: tuple[Path, list[str], Array],
-        size: tuple[int, int],
+        files: tuple[Path, list[str], Array | None],
+        size: Sequence[int],
         classes: Strings,
         images: Images,
         reader: ExampleReader,
@@ -180,7 +183,7 @@ class _Pictures(Readable, Part):
     def restrict(self, rows: Rows) -> None:
         """Keep only these images."""
         super().restrict(rows)
-        self._labels = self._labels[rows]
+        self._labels = None if self._labels is None else self._labels[rows]
 
     def files(self) -> Strings:
         """Return the paths below the folder."""
@@ -190,7 +193,8 @@ class _Pictures(Readable, Part):
         """Return the classes or the paths."""
         if name not in ("label", ID):
             raise ArgumentError(argument, f"images have no column {name!r}; the columns are label and id")
-        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self.ids
+        labels = () if self._labels is None else self._labels.tolist()
+        return [self._classes[label] for label in labels] if name == "label" else self.ids
 
     def where(self, row: int) -> str:
         """Return the path of an image."""
@@ -211,7 +215,8 @@ class _Pictures(Readable, Part):
         if len(places) < len(rows):
             images = images[places]
             rows = rows[places]
-        return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self.ids)
+        labels = {} if self._labels is None else {"label": self._labels[rows]}
+        return with_names({"image": images, **labels}, rows.tolist(), self.ids)
 
     def _named(self, row: int) -> tuple[str, str]:
         return self.ids[row], str(self._root / self.ids[row])
@@ -220,7 +225,7 @@ class _Pictures(Readable, Part):
         """Return an image as bytes of shape (H, W, C)."""
         path = self._root / self.ids[row]
         pixels = self._images.read(path, _FORMATS, rng)
-        if pixels.shape[:2] != self._size:
+        if pixels.shape[:2] != tuple(self._size):
             found = " x ".join(map(str, pixels.shape[:2]))
             first = " x ".join(map(str, self._size))
             raise StreamError(
@@ -263,20 +268,40 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
     labels: list[int] = []
     others = [each.name for each in root.iterdir() if not each.is_dir() or each.name.startswith(".")]
     for label, name in enumerate(classes):
-        own: list[str] = []
-        try:
-            _sort(root, name, own, others)
-        except OSError as error:
-            raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
-        if not own:
-            endings = listed(sorted(_ENDINGS))
-            raise ArgumentError(argument, f"{root / name} has no images ({endings}){what_is_in(root / name)}")
-        files += sorted(own)
+        own = _below(argument, root, name, others)
+        files += own
         labels += [label] * len(own)
+    _tell(argument, root, others)
+    return root, files, np.array(labels, np.int64)
+
+
+def _unlabelled(path: Path) -> tuple[Path, list[str], None]:
+    """Return a folder and the paths of all images below, or the folder of one file and its name."""
+    if not path.is_dir():
+        return path.parent, [path.name], None
+    others: list[str] = []
+    files = [name.removeprefix("./") for name in _below(NEW, path, ".", others)]
+    _tell(NEW, path, others)
+    return path, files, None
+
+
+def _below(argument: str, root: Path, folder: str, others: list[str]) -> list[str]:
+    """Return the paths of the images below a folder, sorted; add other files to `others`."""
+    own: list[str] = []
+    try:
+        _sort(root, folder, own, others)
+    except OSError as error:
+        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
+    if not own:
+        endings = listed(sorted(_ENDINGS))
+        raise ArgumentError(argument, f"{root / folder} has no images ({endings}){what_is_in(root / folder)}")
+    return sorted(own)
+
+
+def _tell(argument: str, root: Path, others: Strings) -> None:
     if others:
         names = counted(len(others), "name")
         _LOG.warning("%s: left out %s of %s: %s", argument, names, root, first_of(others), extra={"names": others})
-    return root, files, np.array(labels, np.int64)
 
 
 def _sort(root: Path, folder: str, images: list[str], others: list[str], above: tuple[str, ...] = ()) -> None:

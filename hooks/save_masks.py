@@ -16,7 +16,7 @@ from emrun.base.wording import counted, from_here
 from emrun.hooks._shared.aside import Aside
 from emrun.hooks._shared.columns import csv_of
 from emrun.hooks._shared.evaluations import SavesExamples, needed
-from emrun.hooks._shared.examples import file_stem
+from emrun.hooks._shared.examples import Examples, file_stem
 from emrun.hooks._shared.figures import png
 from emrun.storage.files import storing
 
@@ -96,20 +96,35 @@ class SaveMasks(SavesExamples):
             return
         examples = self.next_batch(batch_data)
         ids = examples.ids(self._id)
-        masks = list(examples.column(self._mask))
+        masks = self.masks_of(examples)
         if self._folder is None:
-            self._folder = Aside(self.root / stream_name, is_folder=True)
-            self._path = self._folder.begin()
+            self._folder = Aside(self.root / self.folder_of(stream_name), is_folder=True)
+            self._path = self._folder.begin(by_one_process=self.is_alone)
         for name, mask in zip(ids, masks, strict=True):
             if name in self._files:
                 raise examples.error(f"two examples have the id {name!r:.80}; ids name the files, so they must differ")
-            self._files[name] = f"{file_stem(name)}.png"
+            self._files[name] = self.file_of(name)
             try:
                 content = mask_png(mask, self._factor)
             except ValueError as error:
                 raise examples.error(f"{self._mask!r} of {name!r:.80} is not a mask: {error}") from error
             with storing(self._folder.place, "write"):
                 (self._path / self._files[name]).write_bytes(content)
+
+    is_alone = True
+    """Whether no other process writes the same folder."""
+
+    def masks_of(self, examples: Examples) -> Sequence[Any]:
+        """Return the mask of each example."""
+        return list(examples.column(self._mask))
+
+    def folder_of(self, stream: str) -> str:
+        """Return the folder of a stream in that of all streams."""
+        return stream
+
+    def file_of(self, name: str) -> str:
+        """Return the name of the file for an id."""
+        return f"{file_stem(name)}.png"
 
     def after_stream(self, stream_name: str) -> None:
         """Complete the folder.
