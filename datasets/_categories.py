@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import logging
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emrun.base.arguments import check_choice, check_keys, check_names, check_one_of
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Json, Named, Strings, Values
+from emrun.base.wording import counted, listed
 from emrun.datasets._statistics import FillBy, Normalize
 from emrun.stream_context import Rows
 
+if TYPE_CHECKING:
+    from emrun.datasets._division import Readable
+
+_MOST_TOLD = 5  # categories that no train row has
 _LOG = logging.getLogger(__name__)
 Columns = Sequence[str | Sequence[str]]
 """Names of columns; a list among them stands for its entries, so that a config can join lists."""
@@ -123,6 +130,20 @@ class ColumnForms:
     def use(self, known: Mapping[str, Strings]) -> None:
         """Take the names that a run has recorded instead of those of the train rows."""
         self.names |= {source: list(names) for source, names in known.items() if source in self.names}
+
+    def tell_unknown(self, source: str, column: Any, rows: Readable) -> None:
+        """Log how many rows of new data have categories that no train row has; then `numbers` does not."""
+        self._told[list(self.names).index(source)] = 1
+        with suppress(ArgumentError):  # the column is a target, which may be missing
+            texts = rows.texts("categories", column)
+            counts = Counter(each for each in texts if each not in (*self.names[source], None))
+            if counts:
+                first = rows.where(next(row for row, each in enumerate(texts) if each in counts))
+                most = listed([f"{name!r} {count}" for name, count in counts.most_common(_MOST_TOLD)])
+                more = f" and {len(counts) - _MOST_TOLD} more" if len(counts) > _MOST_TOLD else ""
+                count = counted(counts.total(), "row")
+                message = "%s: column %r: %s with categories that no train row has (%s%s), which get the number %d"
+                _LOG.warning(message, first, column, count, most, more, len(self.names[source]))
 
     def numbers(
         self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None, first: int = 0

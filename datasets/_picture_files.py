@@ -70,7 +70,7 @@ class PictureFiles(ReadsPictures):
 
     def _use(self, learnt: Json) -> None:
         height, width = learnt["size"]
-        self._size = height, width
+        self._size = self._size or (height, width)
 
 
 PairedFiles = Mapping[str, tuple[Path, list[str]]]

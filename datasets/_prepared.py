@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.random import Generator
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
-from emrun.base.preparations import named_classes
+from emrun.base.preparations import BINDS, named_classes
+from emrun.base.sources import NEW
 from emrun.base.types import Batch, Counts, Json, Strings, Values
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._division import SPLIT, Readable, Split, Texts, check_form, numbered, plain_of
@@ -82,6 +84,7 @@ class Prepared(Splits):
         self._balance = balance
         self._labels: Rows | None = None  # the class of each row of train, if they are drawn evenly
         self._opened: dict[str, Part] = {}
+        self._new: tuple[Path, Part] | None = None  # the data of the stream `new`, once they are read
         self._kept: Json = preparation or {}
         self._division: Json = {}
         self._groups: set[str | None] = set()  # of the divided rows
@@ -97,15 +100,24 @@ class Prepared(Splits):
     @property
     def preparation(self) -> Json | None:
         """What the run keeps of the data: the streams, their rows, and what was learnt from the train rows."""
-        if self._kept or not (self._split or self._learns):
-            return self._kept or None
-        return {
+        return self._kept or {
             "class": type(self).__name__,
+            BINDS: bool(self._split or self._learns),
             "files": plain_of(self._files),
             "rows": self.lengths(),
             "split": self._division or None,
             "learnt": self._learnt(),
         }
+
+    def new_stream(self, path: Path, ctx: StreamContext) -> Iterator[Batch]:
+        """Return the batches of data that the run has not seen; their targets may be missing."""
+        with self._opening():
+            if self._new is None or self._new[0] != path:
+                self._new = path, self._complete(NEW, self._read_new(path))
+            part = self._of_pass(self._new[1], ctx)
+            if not len(part):
+                raise ArgumentError(NEW, f"{path} contains no examples")
+        return self._batches(part, ctx, shuffle=False)
 
     def lengths(self) -> Counts:
         """Return stream -> number of its rows, if its files are those of the run."""
@@ -132,6 +144,19 @@ class Prepared(Splits):
     def _read(self, name: str, files: Any) -> Values:
         """Return stream -> its rows, for the files of an argument."""
         raise NotImplementedError
+
+    def _read_new(self, path: Path) -> Any:
+        """Return the rows of new data, perhaps without targets."""
+        rows = self._read(NEW, self._files_at(path))[NEW]
+        self._warn_of(rows)
+        return rows
+
+    def _warn_of(self, rows: Any) -> None:
+        """Warn of what is in new data, but not in the train rows."""
+
+    def _files_at(self, path: Path) -> Any:
+        """Return the files of new data as an argument has them."""
+        return path
 
     def _complete(self, name: str, part: Any) -> Any:
         """Return the rows of a stream as they are read in batches, its `Part`; those of train come first."""
@@ -192,19 +217,29 @@ class Prepared(Splits):
             raise ArgumentError("split.group", f"{what}; leave the group out of one of the two files")
 
     def _part(self, name: str) -> Part:
+        if name == NEW and self._new is not None:
+            part: Part = self._new[1]
+            return part
         if name not in self._opened:
             self._opened |= self._loaded(name)
         return self._opened[name]
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
-        try:
+        with self._opening():
             part = self._of_pass(self._part(name), ctx)
-        except ArgumentError as error:
-            raise StreamError(f"dataset.{error.argument}: {error.message}", first_batch=True) from error
         trains = name == "train" and ctx.epoch > 0
         if trains and self._labels is not None and not ctx.in_order:
             return self._drawn(part, evenly(self._labels, part.blocks, ctx.rng), ctx)
         return self._batches(part, ctx, shuffle=trains)
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Let the block read the files of a stream; what is wrong with them is an error of its first batch."""
+        try:
+            yield
+        except ArgumentError as error:
+            key = "" if error.argument == NEW else f"dataset.{error.argument}: "
+            raise StreamError(f"{key}{error.message}", first_batch=True) from error
 
     def _drawn(self, part: Part, order: Rows, ctx: StreamContext) -> Iterator[Batch]:
         for places in ctx.batches(len(order), self._batch_size):
@@ -221,6 +256,10 @@ class PreparedColumns(Prepared):
     def __init__(self, forms: ColumnForms, files: Values, batch_size: int, *prepared: Any) -> None:
         self._forms = forms
         super().__init__(files, batch_size, *prepared)
+
+    def _warn_of(self, rows: Any) -> None:
+        for source in self._forms.names:
+            self._forms.tell_unknown(source, self._column_of(source), rows)
 
     @property
     def _learns(self) -> bool:

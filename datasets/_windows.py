@@ -122,7 +122,7 @@ class Windows(Part):
             ArgumentError: there are none.
         """
         if not len(self):
-            size = self._form["past"] + self._form["future"]
+            size = self._form["past"] + (0 if self._is_prediction else self._form["future"])
             what = f"{self._place} has no {size} rows that follow each other with {listed(self._form['future_of'])}"
             raise ArgumentError("window", f"{what}; write a smaller past or future, or larger parts")
         return self

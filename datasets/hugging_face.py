@@ -13,6 +13,7 @@ import numpy as np
 
 from emrun.base.arguments import check_names, check_one_of, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
+from emrun.base.sources import NEW
 from emrun.base.types import Batch, Json, Named, Strings
 from emrun.base.wording import listed
 from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, types_as_text, types_of, unreadable_columns
@@ -89,10 +90,16 @@ class HuggingFace(Prepared):
         self._classes: dict[str, list[str]] = {}
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
+    def _files_at(self, path: Path) -> str:
+        return str(path)
+
     def _read(self, name: str, files: Any) -> dict[str, _Rows]:
         library = _library()
         with _offline_and_quiet(library):
             loaded = _loaded(library, name, files, self._cache_dir)
+        if name == NEW:
+            wanted = [column for column in self._kinds if column in loaded[NEW].column_names]
+            return {NEW: _Rows(NEW, loaded[NEW], wanted, self._kinds)}
         named = self._split.named if self._split is not None and name == "train" else ()
         if more := [each for each in loaded if each in named and each != "train"]:
             raise ArgumentError("split", f"{files} has a split {listed(more)} of its own; keep one of the two")
@@ -242,7 +249,7 @@ def _saved(library: Any, argument: str, folder: Path) -> Named:
         return {argument: found}
     streams = {stream: next((name for name in names if name in found), None) for stream, names in _SPLITS.items()}
     if argument != "train":
-        streams = {argument: streams[argument]}
+        streams = {argument: streams.get(argument, next(iter(found), None) if len(found) == 1 else None)}
     if streams.get(argument) is None:
         raise ArgumentError(argument, f"{str(folder)!r} has no split {argument!r} (it has {listed([*found])})")
     return {stream: found[name] for stream, name in streams.items() if name is not None}

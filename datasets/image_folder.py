@@ -13,7 +13,7 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed
 from emrun.datasets._division import SplitForm, Texts
@@ -136,6 +136,10 @@ class ImageFolder(PictureFiles):
         found = {"image": (root, paths)}
         return {name: _Labelled(labels, self.classes, found, self._sized(found), self._example, self._reader)}
 
+    def _read_new(self, path: Path) -> _Labelled:
+        found = {"image": _unlabelled(path)}
+        return _Labelled(None, self.classes, found, self._sized(found), self._example, self._reader)
+
     def _learnt(self) -> Json:
         return {"classes": self.classes, **super()._learnt()}
 
@@ -158,7 +162,7 @@ class _Labelled(PictureRows):
 
     label = "label"
 
-    def __init__(self, labels: Array, classes: Strings, *pictures: Any) -> None:
+    def __init__(self, labels: Array | None, classes: Strings, *pictures: Any) -> None:
         self._labels = labels
         self._classes = classes
         super().__init__(*pictures)
@@ -166,17 +170,18 @@ class _Labelled(PictureRows):
     def restrict(self, rows: Rows) -> None:
         """Keep only these images."""
         super().restrict(rows)
-        self._labels = self._labels[rows]
+        self._labels = None if self._labels is None else self._labels[rows]
 
     def texts(self, argument: str, name: str) -> Texts:
         """Return the classes or the paths."""
         if name not in ("label", ID):
             raise ArgumentError(argument, f"images have no column {name!r}; the columns are label and id")
-        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self.ids
+        labels = () if self._labels is None else self._labels.tolist()
+        return [self._classes[label] for label in labels] if name == "label" else self.ids
 
     def beside(self, rows: Rows) -> Batch:
-        """Return the labels."""
-        return {"label": self._labels[rows]}
+        """Return the labels, if there are any."""
+        return {} if self._labels is None else {"label": self._labels[rows]}
 
 
 def _folders(argument: str, root: Path) -> list[str]:
@@ -201,20 +206,40 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[list[str], Ar
     labels: list[int] = []
     others = [each.name for each in root.iterdir() if not each.is_dir() or each.name.startswith(".")]
     for label, name in enumerate(classes):
-        own: list[str] = []
-        try:
-            _sort(root, name, own, others)
-        except OSError as error:
-            raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
-        if not own:
-            endings = listed(sorted(ENDINGS))
-            raise ArgumentError(argument, f"{root / name} has no images ({endings}){what_is_in(root / name)}")
-        files += sorted(own)
+        own = _below(argument, root, name, others)
+        files += own
         labels += [label] * len(own)
+    _tell(argument, root, others)
+    return files, np.array(labels, np.int64)
+
+
+def _unlabelled(path: Path) -> tuple[Path, list[str]]:
+    """Return a folder and the paths of all images below, or the folder of one file and its name."""
+    if not path.is_dir():
+        return path.parent, [path.name]
+    others: list[str] = []
+    files = [name.removeprefix("./") for name in _below(NEW, path, ".", others)]
+    _tell(NEW, path, others)
+    return path, files
+
+
+def _below(argument: str, root: Path, folder: str, others: list[str]) -> list[str]:
+    """Return the paths of the images below a folder, sorted; add other files to `others`."""
+    own: list[str] = []
+    try:
+        _sort(root, folder, own, others)
+    except OSError as error:
+        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
+    if not own:
+        endings = listed(sorted(ENDINGS))
+        raise ArgumentError(argument, f"{root / folder} has no images ({endings}){what_is_in(root / folder)}")
+    return sorted(own)
+
+
+def _tell(argument: str, root: Path, others: Strings) -> None:
     if others:
         names = counted(len(others), "name")
         _LOG.warning("%s: left out %s of %s: %s", argument, names, root, first_of(others), extra={"names": others})
-    return files, np.array(labels, np.int64)
 
 
 def _sort(root: Path, folder: str, images: list[str], others: list[str], above: tuple[str, ...] = ()) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from emrun.base.arguments import check_names, check_one_of
 from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
+from emrun.base.sources import NEW
 from emrun.base.types import Batch, Json, Named, Strings
 from emrun.datasets._arrow import (
     agree,
@@ -121,9 +122,13 @@ class Parquet(PreparedColumns):
         files = {"train": train, "valid": valid, "test": test}
         super().__init__(forms, files, batch_size, split, preparation, balance)
 
+    def _files_at(self, path: Path) -> Files:
+        return str(path / "*.parquet" if path.is_dir() else path)
+
     def _read(self, name: str, files: Any) -> dict[str, _RowGroups]:
         paths = files_of(name, files)
-        return {name: _RowGroups(name, paths, self._columns, self._forms, self._kinds, self._helpers)}
+        columns = list(self._kinds) if name == NEW else self._columns
+        return {name: _RowGroups(name, paths, columns, self._forms, self._kinds, self._helpers)}
 
     def _learnt(self) -> Json:
         return {"types": types_as_text(self._kinds), **self._forms.learnt}
@@ -183,11 +188,14 @@ class _RowGroups(Readable, Part):
             where = argument if columns is None or index else "columns"
             if columns is None:
                 columns = [name for name in footer.schema_arrow.names if name not in helpers]
+            if argument == NEW and not index:  # perhaps without targets
+                columns = [name for name in columns if name in footer.schema_arrow.names]
             schema = _chosen(path, footer.schema_arrow, columns, where)
             agree(argument, str(path), schema, kinds)
             columns = schema.names
-            if not index:
+            if not index and argument != NEW:
                 forms.check(columns, columns, columns)
+            if not index:
                 for name in columns:
                     formed(forms, name, pa.array([], kinds[name]))
             filled = (*forms.fill, *forms.fill_by)
@@ -294,14 +302,15 @@ class _RowGroups(Readable, Part):
     def _read_group(self, group: int, ctx: StreamContext) -> _RowGroup:
         table = self._columns_of(group, self._columns or (), ctx.stream_name)
         changed = {}
-        for name in self._forms.names:
+        forms = self._forms
+        for name in forms.names.keys() & table.column_names:
             found = table.column(name).combine_chunks().dictionary_encode()
             names = found.dictionary.to_pylist()
             indices = found.indices.to_numpy()
-            changed[name] = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
-        for name, scale in self._forms.scales.items():
+            changed[name] = forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
+        for name in forms.scales.keys() & table.column_names:
             values: Any = array_of(table.column(name))
-            changed[name] = scaled(values, scale, partial(self._error_of, name, group))
+            changed[name] = scaled(values, forms.scales[name], partial(self._error_of, name, group))
         for name, values in changed.items():
             table = table.set_column(table.schema.get_field_index(name), name, column_of(values))
         return _RowGroup(table, views_of(table))

@@ -146,6 +146,9 @@ class Pictures(PictureFiles):
             rows.check_sizes(f"{place}mask")
         return {name: rows}
 
+    def _files_at(self, path: Path) -> FilesForm:
+        return {"image": str(path)}
+
     def _pair(self, argument: str, found: Mapping[str, tuple[Path, dict[str, str]]]) -> None:
         """Leave out pictures without a mask and masks without a picture.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, check_one_of, expanded
 from emrun.base.errors import ArgumentError, needing, reason_of
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.types import Counts, Json, Named, Strings, Values
 from emrun.base.wording import listed
 from emrun.datasets._categories import ColumnForms, Columns
@@ -158,9 +158,16 @@ class Table(PreparedColumns):
         files = {"train": train, "valid": valid, "test": test}
         super().__init__(forms, files, batch_size, split, preparation, balance)
 
+    def _files_at(self, path: Path) -> TableFiles:
+        return {each.stem: each for each in sorted(path.glob("*.npy"))} if path.is_dir() else path
+
     def _read(self, name: str, files: TableFiles) -> dict[str, _Rows]:
         found = files if isinstance(files, Mapping) else expanded(files)
         ending = ".npy" if isinstance(found, Mapping) else found.suffix.lower()
+        is_new = name == NEW
+        columns = self._columns
+        if is_new and not columns:
+            columns = {source: source for source in self._dtypes}  # there may be others
         for key, value in {"columns": self._columns, "fill": self._forms.fill or self._forms.fill_by}.items():
             if value and ending not in _OF_COLUMNS:
                 raise ArgumentError(key, f"only CSV and Parquet files have it, and {name} is neither")
@@ -174,7 +181,8 @@ class Table(PreparedColumns):
             rows = _Arrays(name, found, self._memory_map)
         else:
             raise ArgumentError(name, f"{found} is neither a .npz, .csv or .parquet file, nor {{source: file.npy}}")
-        rows.lay_out(self._forms, self._columns, self._id, self._helpers, may_lack=bool(self._kept) and name != "train")
+        may_lack = is_new or (bool(self._kept) and name != "train")
+        rows.lay_out(self._forms, columns, self._id, self._helpers, may_lack=may_lack)
         return {name: rows}
 
     def _complete(self, name: str, part: Any) -> Part:
@@ -193,7 +201,7 @@ class Table(PreparedColumns):
 
     def _of_pass(self, part: Part, ctx: StreamContext) -> Part:
         if isinstance(part, Windows):
-            return part.predicted() if ctx.in_order else part.check()
+            return (part.predicted() if ctx.in_order else part).check()
         return part
 
     def _learnt(self) -> Json:
@@ -264,8 +272,10 @@ class _Rows(Readable):
         forms.check(self.to_fill(), own, self.layout)
         if self.may_lack:
             there = self.header
-            layout = self.layout.items()
-            self.layout = {key: each for key, each in layout if not each or not {*there}.isdisjoint(_listed(each))}
+            wanted = [name for named in self.layout.values() for name in _listed(named)]
+            if {*there}.isdisjoint(wanted):
+                raise ArgumentError(self.argument, f"{self.place} has none of the columns {listed(wanted)}")
+            self.layout = {key: each for key, each in self.layout.items() if not {*there}.isdisjoint(_listed(each))}
         self.load(own)
         self.count = next(map(len, self.columns.values()), 0)
 
@@ -568,6 +578,9 @@ class _Csv(_Rows):
         with needing("Table", "pyarrow", "data"), _reading(argument, path):
             names = self._names()
         self.header = [name.strip() for name in names]
+        other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            raise ArgumentError(argument, f"{path}: cells are separated by {other!r}; write commas")
         self._raw = dict(zip(self.header, names, strict=True))
 
     def _names(self) -> Strings:
@@ -644,6 +657,11 @@ class _Csv(_Rows):
                         message = f"{self.place}: column {name!r}: {error}; {advice}"
                         raise ArgumentError(self.argument, message) from error
         self.columns = dict(zip(needed, table.columns, strict=True))
+        if self.may_lack:  # a target may be empty, too
+            filled = {*self.forms.fill, *self.forms.fill_by}
+            there = {name for name, cells in self.columns.items() if name in filled or cells.null_count < len(cells)}
+            self.layout = {key: each for key, each in self.layout.items() if not there.isdisjoint(_listed(each))}
+            self.columns = {name: self.columns[name] for name in self.to_fill()}
 
     def arrays(self) -> dict[str, Array | _Mapped]:
         """Return the sources, without gaps; numbers that are not whole are float32."""

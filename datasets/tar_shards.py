@@ -18,7 +18,7 @@ import numpy as np
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, reason_of
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.types import Batch, Json, Named, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, SplitForm, Texts
@@ -167,6 +167,9 @@ class TarShards(ReadsPictures):
                 return f"{change}write sources: {{{source}: {{field: {name}, as: mask}}}}"
         return None
 
+    def _files_at(self, path: Path) -> Files:
+        return str(path / "*.tar" if path.is_dir() else path)
+
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
         return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}
 
@@ -244,7 +247,7 @@ class _Found(NamedTuple):
 
 
 def _indexed(
-    argument: str, path: Path, fields: Strings, others: list[str], *, skips: bool
+    argument: str, path: Path, fields: Strings, others: list[str], *, skips: bool, may_lack: bool
 ) -> list[tuple[str, list[tuple[int, int]]]]:
     """Return name and places of each example of a shard, from its headers: offset and length of each field.
 
@@ -254,6 +257,7 @@ def _indexed(
         fields: the fields.
         others: gets the names of examples that have none of the fields, and of files whose content is elsewhere.
         skips: whether examples that lack a field, or are behind a damage, are left out.
+        may_lack: whether examples may lack a field.
 
     Raises:
         ArgumentError: the shard is damaged or an example lacks a field, and such examples are not left out.
@@ -279,7 +283,7 @@ def _indexed(
         if is_other and not any(dotted):
             others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
             continue
-        if absent and not skips:
+        if absent and not (skips or may_lack):
             advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
             what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
             raise ArgumentError(argument, f"{where}: example {name!r} at offset {offset} {what}")
@@ -362,7 +366,8 @@ class _Shards(Readable, Part):
         self._identities = list(map(identity, self._paths))
         others: list[str] = []
         names = [field.name for field in fields]
-        shards = [_indexed(argument, path, names, others, skips=reader.skips) for path in self._paths]
+        is_new = argument == NEW  # and may lack labels
+        shards = [_indexed(argument, path, names, others, skips=reader.skips, may_lack=is_new) for path in self._paths]
         self.ids = [name for shard in shards for name, _ in shard]
         if others:
             count = counted(len(others), "name")
@@ -374,6 +379,10 @@ class _Shards(Readable, Part):
             message = f"contains no examples: the shards have {first_of(others)}; sources: {listed(names)}"
             raise ArgumentError(argument, message)
         self._places = np.array([places for shard in shards for _, places in shard], dtype=np.int64)
+        if is_new:
+            there = np.flatnonzero((self._places[:, :, 0] != _ABSENT).any(axis=0))
+            self._fields = [fields[index] for index in there.tolist()]
+            self._places = self._places[:, there]
         self.blocks: Sequence[int] | None = list(map(len, shards))
         self._ends = np.cumsum(self.blocks, dtype=np.int64)
 

@@ -7,6 +7,8 @@ import math
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from emrun.base.errors import HookError, StreamError, reason_of
 from emrun.base.preparations import named_classes
 from emrun.base.sources import is_nested, parts
 from emrun.base.tables import Table, width
-from emrun.base.types import parameters_of
+from emrun.base.types import parameters_of, takes_path
 from emrun.base.wording import counted, did_you_mean, listed
 from emrun.stream_context import StreamContext
 
@@ -31,6 +33,10 @@ class AbstractDataset:
     A dataset is built with the keys of its section. If its constructor has a parameter `output_dir`, emrun also passes
     the run directory, a `pathlib.Path`, or None without a run. A dataset has one method `<name>_stream` for each
     stream. The method takes no argument or a `StreamContext`, and returns an iterable of batches.
+
+    A method `new_stream(path)`, or `new_stream(path, context)`, reads data that a run has not seen, for `emrun predict
+    --data PATH`: a path as the user gives it, without targets, and never divided. What a dataset needs to know of the
+    train rows is in its `preparation`, so that the train rows need not be there.
 
     A parameter `preparation` of the constructor gets None in a new run. The run keeps what the attribute `preparation`
     of the dataset is then, a mapping of values that JSON has, and passes it to the constructor when the dataset is
@@ -122,16 +128,36 @@ def stream_names(dataset: Any) -> list[str]:
     """Return the names of a dataset's streams."""
     names = [name for name in dir(type(dataset)) if name.endswith(_SUFFIX) and not name.startswith("_")]
     methods = [name for name in names if callable(getattr(type(dataset), name, None))]
-    return [name.removesuffix(_SUFFIX) for name in methods if callable(getattr(dataset, name))]  # or set to None
+    streams = [name.removesuffix(_SUFFIX) for name in methods if callable(getattr(dataset, name))]  # or set to None
+    return [name for name in streams if not _is_of_new_data(dataset, name)]
 
 
-def stream_function(dataset: Any, name: str) -> Any:
+def _is_of_new_data(dataset: Any, name: str) -> bool:
+    function = getattr(dataset, name + _SUFFIX, None)
+    return callable(function) and takes_path(name, function)
+
+
+def stream_function(dataset: Any, name: str, path: Path | None = None) -> Any:
     """Return the dataset's method `<name>_stream`.
+
+    Args:
+        dataset: the dataset.
+        name: the name of the stream.
+        path: where new data are, for the stream `new`; None for any other stream.
 
     Raises:
         AttributeError: the dataset has no such method.
     """
     function = getattr(dataset, name + _SUFFIX, None)
+    if path is not None and callable(function) and takes_path(name, function):
+        return partial(function, path)
+    if path is not None:
+        what = f"dataset {type(dataset).__name__} has no method new_stream(path), which reads new data"
+        raise AttributeError(
+            f"{what}; write the method, or predict a stream (its streams: {listed(stream_names(dataset))})"
+        )
+    if _is_of_new_data(dataset, name):
+        raise AttributeError(f"the stream {name!r} is that of new data: emrun predict RUN --data PATH -o FILE")
     if not callable(function):
         names = stream_names(dataset)
         raise AttributeError(
@@ -156,7 +182,7 @@ def check_streams(names: Iterable[str], dataset: Any, extra: Iterable[str], owne
     """
     there = list(dict.fromkeys([*stream_names(dataset), *extra]))
     for name in sorted(names):
-        if name not in there:
+        if name not in there and not _is_of_new_data(dataset, name):
             raise HookError(
                 f"{owner} stream {name!r}, which the dataset does not have{did_you_mean(name, there)} "
                 f"(its streams: {listed(there)})",

@@ -5,10 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from emrun.base.types import Batch, Prefetch
 from emrun.schedule_plan import SchedulePlan
+
+
+class Target(NamedTuple):
+    """What a loss compares: an output with a source, and how the output becomes probabilities.
+
+    `activation` is `softmax`, `sigmoid`, `identity` for an output that has probabilities, or None if it is not known.
+    """
+
+    loss: str
+    output: str
+    source: str | None
+    activation: str | None
 
 
 class AbstractModel(ABC):
@@ -61,6 +73,9 @@ class AbstractModel(ABC):
     write_setting: Callable[[str, Any], None] | None = None
     """Writes a value that the model has found for one of its arguments, such as the number for `auto`, to the config of
     the run. Called with the argument and the value. Set by the builder of the model; None without a run."""
+
+    targets: Sequence[Target] = ()
+    """What the losses compare, as far as it is known."""
 
     load_initial: Callable[[], Mapping[str, Any]] | None = None
     """Loads the weights that a new run begins with; None if there are none.

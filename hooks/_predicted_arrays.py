@@ -9,6 +9,7 @@ import numpy as np
 
 from emrun.base.errors import UsageError
 from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.probabilities import Probabilities
 from emrun.hooks.save_predictions import SavePredictions
 
 
@@ -20,10 +21,18 @@ class PredictedArrays(SavePredictions):
         variables: see `SavePredictions`.
         classes: see `SavePredictions`.
         limit: the most examples.
+        probabilities: see `SavePredictions`.
     """
 
-    def __init__(self, stream: str, variables: Sequence[str] | None, classes: bool, limit: int) -> None:
-        super().__init__(stream, "arrays.csv", variables, classes=classes)  # is not written
+    def __init__(
+        self,
+        stream: str,
+        variables: Sequence[str] | None,
+        classes: bool,
+        limit: int,
+        probabilities: Probabilities = False,
+    ) -> None:
+        super().__init__(stream, "arrays.csv", variables, None, None, classes, probabilities)  # is not written
         self._limit = limit
         self._batches: list[Mapping[str, Column]] = []
 

@@ -16,7 +16,7 @@ from emrun.base.wording import counted, from_here
 from emrun.hooks._shared.aside import Aside
 from emrun.hooks._shared.columns import csv_of
 from emrun.hooks._shared.evaluations import SavesExamples, needed
-from emrun.hooks._shared.examples import file_stem
+from emrun.hooks._shared.examples import Examples, file_stem
 from emrun.hooks._shared.figures import png
 from emrun.storage.files import storing
 
@@ -61,6 +61,9 @@ class SaveMasks(SavesExamples):
         StorageError: a file cannot be written.
     """
 
+    is_alone = True
+    """Whether no other process writes the same folder."""
+
     def __init__(
         self,
         mask_variable: str,
@@ -99,18 +102,18 @@ class SaveMasks(SavesExamples):
             return
         examples = self.next_batch(batch_data)
         ids = examples.ids(self._id)
-        masks = list(examples.column(self._mask))
+        masks = self.masks_of(examples)
         rows = examples.numbers()
         sizes: Sequence[tuple[int, int] | None] = [None] * len(ids)
         if rows is not None and self._has_files:
             sizes = [self.main_loop.dataset.stored_size(stream_name, row) for row in rows.tolist()]
         if self._folder is None:
-            self._folder = Aside(self.root / stream_name, is_folder=True)
-            self._path = self._folder.begin()
+            self._folder = Aside(self.root / self.folder_of(stream_name), is_folder=True)
+            self._path = self._folder.begin(by_one_process=self.is_alone)
         for name, mask, size in zip(ids, masks, sizes, strict=True):
             if name in self._files:
                 raise examples.error(f"two examples have the id {name!r:.80}; ids name the files, so they must differ")
-            self._files[name] = file = self._file_of(name)
+            self._files[name] = file = self.file_of(name)
             try:
                 content = mask_png(mask, self._factor, size)
             except ValueError as error:
@@ -124,7 +127,15 @@ class SaveMasks(SavesExamples):
         """Whether ids are names of files."""
         return hasattr(self.main_loop.dataset, "stored_size")
 
-    def _file_of(self, name: str) -> str:
+    def masks_of(self, examples: Examples) -> Sequence[Any]:
+        """Return the mask of each example."""
+        return list(examples.column(self._mask))
+
+    def folder_of(self, stream: str) -> str:
+        """Return the folder of a stream in that of all streams."""
+        return stream
+
+    def file_of(self, name: str) -> str:
         """Return the file for an id, in a subfolder if the id is the path of a picture."""
         file = file_stem(name)
         if self._has_files:

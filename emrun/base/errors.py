@@ -207,6 +207,11 @@ class StreamError(EmrunError, ValueError):
         self.exit_status = 2 if first_batch else 1
         super().__init__(message)
 
+    def refuse_data(self, path: object) -> None:
+        """Say that data which a command names cannot be used: a mistake in any batch."""
+        self.exit_status = 2
+        self.add_note(f"in {path}")
+
     def name_batch(self, stream: str, index: int) -> None:
         """Add which batch of the epoch has caused this."""
         if index == 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+NEW = "new"
+"""The stream of data that a run has not seen: the stream function of a dataset takes their path."""
 ID = "id"
 POSITION = "position"
 """The sources that say which example is in a row, by its name and its number; the model need not read them."""

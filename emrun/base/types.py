@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from emrun.base.errors import ArgumentError
-from emrun.base.sources import changed
+from emrun.base.sources import NEW, changed
 from emrun.base.wording import listed
 
 Batch = Mapping[str, Any]
@@ -314,3 +314,9 @@ def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(target).parameters
     except (TypeError, ValueError):
         return {}
+
+
+def takes_path(name: str, function: Callable[..., Any]) -> bool:
+    """Return whether a stream function is that of new data: its stream is `new`, and it needs an argument `path`."""
+    path = parameters_of(function).get("path") if name == NEW else None
+    return path is not None and path.default is path.empty

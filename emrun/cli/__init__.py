@@ -155,7 +155,7 @@ def _with_advice(error: click.NoSuchOption) -> click.NoSuchOption:
         error.option_name.lstrip("-"), [option.lstrip("-") for option in error.possibilities or () if option != "--rm"]
     )
     parameters = [] if error.ctx is None else error.ctx.command.params
-    takes_overrides = any(parameter.name == "overrides" for parameter in parameters)
+    takes_overrides = any(parameter.name in ("overrides", "arguments") for parameter in parameters)
     advice = " For a value of the config, write KEY=VALUE, such as model.optimizer.lr=0.1." if takes_overrides else ""
     proposed = [option for option in error.possibilities or () if option.lstrip("-") == near]
     return click.NoSuchOption(error.option_name, f"{error.message}{advice}", proposed, error.ctx)

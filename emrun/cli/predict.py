@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.sources import NEW
 from emrun.base.wording import counted, progress
 from emrun.cli.console import GivenPath, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
@@ -19,38 +20,59 @@ from emrun.loop.interrupts import Interrupted
 from emrun.ranks.group import leave
 from emrun.training.directories import check_run
 
+_BY_LOSS = "loss"
+"""The value of `--probabilities` without a value."""
+
 
 @click.command()
 @run_argument
-@click.argument("stream", shell_complete=complete_streams)
-@click.argument("overrides", nargs=-1)
+@click.argument("arguments", metavar="[STREAM] [OVERRIDE...]", nargs=-1, shell_complete=complete_streams)
 @click.option(
-    "-o", "--output", metavar="FILE", required=True, type=GivenPath(path_type=Path),
-    help="The file to write: .parquet, .csv or .jsonl.",
+    "--data", metavar="PATH", type=GivenPath(),
+    help="Predict data that the run has not seen, instead of STREAM: a folder, a file of rows or a picture.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, type=GivenPath(),
+    help="The file to write: .parquet, .csv or .jsonl; or FOLDER/, for a mask of each picture.",
 )  # fmt: skip
 @click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")
 @click.option("--classes", is_flag=True, help="Add the number and the name of the predicted class.")
+@click.option(
+    "--probabilities", metavar="[softmax|sigmoid]", is_flag=False, flag_value=_BY_LOSS,
+    type=click.Choice([_BY_LOSS, "softmax", "sigmoid"]),
+    help="Write the classes with their probabilities instead of the outputs; by default, the loss tells the function.",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @evaluates_run
 def predict(
     directory: Path,
-    stream: str,
-    overrides: tuple[str, ...],
-    output: Path,
+    arguments: tuple[str, ...],
+    data: str | None,
+    output: str,
     variables: str | None,
     classes: bool,
+    probabilities: str | None,
     config: Path | None,
     checkpoint: str | None,
     overwrite: bool,
     nproc: int,
     as_json: bool,
 ) -> int:
-    """Write the outputs of the run in DIRECTORY for every example of STREAM to a file.
+    """Write the outputs of the run in DIRECTORY for every example of STREAM, or of new data, to a file.
 
     A row has the source id, or the position of the example in the stream. The stream may lack the labels: losses and
-    metrics without their sources are left out. Nothing is written into DIRECTORY.
+    metrics without their sources are left out. New data are read as the run has read its own, which need not be there.
+    An argument with = or a leading ~ is an override. Nothing is written into DIRECTORY.
     """
     # what can be refused before torch is imported
+    overrides = [word for word in arguments if "=" in word or word.startswith("~")]
+    streams = [word for word in arguments if word not in overrides]
+    if data is None and not streams:
+        raise click.UsageError("Missing argument 'STREAM'; for data that the run has not seen, write --data PATH")
+    if data is not None and streams:
+        raise click.UsageError(f"{streams[0]}: with --data there is no STREAM, and an override has the form KEY=VALUE")
+    stream = streams[0] if streams else NEW
+    overrides += streams[1:]  # each is an error that says what an override is
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
     check_statically(read_config(config or directory).overlaid(stream, overrides))
@@ -64,8 +86,18 @@ def predict(
     try:
         with unwound_by_sigterm(), users_code():
             predictions = predict_stream(
-                directory, stream, output, overrides, config, checkpoint, names, classes=classes, overwrite=overwrite
-            )  # fmt: skip
+                directory,
+                None if data is not None else stream,
+                output,
+                overrides,
+                config,
+                checkpoint,
+                names,
+                data=data,
+                classes=classes,
+                probabilities=probabilities == _BY_LOSS or probabilities or False,
+                overwrite=overwrite,
+            )
     except Interrupted as error:
         end_interrupted(f"{error.reason}; {output} is not written", error.signal)
 
@@ -89,7 +121,8 @@ def predict(
         )
     else:
         rows = counted(predictions.rows, "row")
-        click.echo(f"{expanded(output)}: {rows} of stream {stream}: {', '.join(predictions.columns)}")
+        of = f"stream {stream}" if data is None else data
+        click.echo(f"{expanded(output)}: {rows} of {of}: {', '.join(predictions.columns)}")
         if predictions.checkpoint is not None:
             click.echo(
                 f"by checkpoint {predictions.checkpoint.name}: {progress(predictions.epoch, predictions.iteration)}"

@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 from emrun.base.errors import fitting_torchvision
+from emrun.base.types import takes_path
 from emrun.base.vision import import_vision
 from emrun.base.wording import from_here, sure
 from emrun.config.names import NoModule, no_member, parts_of
@@ -77,7 +78,8 @@ class Imported:
         names_in_code = _names_of(target)  # the code may add streams to the object, which only a built dataset shows
         if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names_in_code):
             return None
-        return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
+        names = [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")]
+        return [name for name in names if not takes_path(name, getattr(target, f"{name}_stream"))] or None
 
 
 def _called(target: Any) -> str:

@@ -53,7 +53,7 @@ class Recipe:
         given = {name: supplied[name] for name in self.takes if name in supplied}
         prepared = given.get(PREPARATION)
         if prepared is not None:
-            given[PREPARATION] = prepared.given.get(self.key)
+            given[PREPARATION] = prepared.of(self.key)
         kwargs |= given
         if self.form is None:
             made = self.call(*args, **kwargs)

@@ -371,7 +371,9 @@ class MainLoop(Loop):
         self.close()
         return cast(Outcome, self.outcome)
 
-    def run_evaluation(self, stream_name: str, *, as_trained: bool = False, in_order: bool = False) -> EpochData:
+    def run_evaluation(
+        self, stream_name: str, *, as_trained: bool = False, in_order: bool = False, path: Path | None = None
+    ) -> EpochData:
         """Evaluate the model on one pass of a stream.
 
         Hooks get all events, but cannot end the evaluation or save checkpoints. Within a `with` block of the main loop,
@@ -381,6 +383,7 @@ class MainLoop(Loop):
             stream_name: the name of the stream.
             as_trained: read as many batches of an extra stream as an evaluation of the training does.
             in_order: read all rows in their order; see `StreamContext`.
+            path: where the data of the stream `new` are; see `stream_function`.
 
         Returns:
             What the hooks wrote about the stream.
@@ -395,7 +398,7 @@ class MainLoop(Loop):
         with parts.progress.evaluation(is_recorded=not is_within):
             with nullcontext() if is_within else self:
                 size = parts.streams.extra[stream_name].batches if as_trained else None
-                stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order)
+                stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order, path=path)
                 epoch_data = self.training_loop.run_epoch([], [stream], 0)
             parts.requests.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
         return epoch_data

@@ -16,7 +16,7 @@ from emrun.base.errors import ArgumentError, StateError, UsageError
 from emrun.base.types import Batch, Strings, Values
 from emrun.base.wording import listed
 from emrun.hook import Loop
-from emrun.model import AbstractModel
+from emrun.model import AbstractModel, Target
 from emrun.models.device import find_device, put
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.module_model import ModuleModel
@@ -66,6 +66,11 @@ class MadeOfRuns(ModuleModel):
         if ranks().several and batch_norms(modules):
             self.least_rows = 2
         super().__init__(ForwardPass(modules, device, [], Outputs(outputs, loss, metrics, device, modules)))
+
+    @property
+    def targets(self) -> Sequence[Target]:  # type: ignore[override]
+        """What the losses compare, or else those of the last run."""
+        return super().targets or self.members[-1][1].targets
 
     def part_with(self, source: str) -> str:
         """Return the run, the loss or the metric that needs a source, for messages."""

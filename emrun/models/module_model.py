@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from emrun.base.types import Batch, State, Strings, Values
 from emrun.hook import Loop
-from emrun.model import AbstractModel
+from emrun.model import AbstractModel, Target
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.stream_metrics import StreamMetrics
@@ -85,6 +85,11 @@ class ModuleModel(AbstractModel):
     def only_in(self) -> Mapping[str, Strings]:  # type: ignore[override]
         """Entry of `model.metrics` -> its `streams`, if it has some."""
         return self._forward_pass.outputs.only_in
+
+    @property
+    def targets(self) -> Sequence[Target]:  # type: ignore[override]
+        """What the losses compare."""
+        return self._forward_pass.outputs.targets
 
     @property
     def losses(self) -> Values:

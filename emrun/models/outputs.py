@@ -19,6 +19,7 @@ from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
 from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
 from emrun.base.wording import did_you_mean, listed
+from emrun.model import Target
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
 from emrun.models.units import Units
@@ -26,6 +27,12 @@ from emrun.ranks.parts import loss_weights, weighted
 
 _LOG = logging.getLogger(__name__)
 _OF_CLASSES = (cross_entropy, nll_loss)
+_ACTIVATIONS = {
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"), "softmax"),
+    **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), "sigmoid"),
+    **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "identity"),
+}
+"""Loss of torch -> how the output that it gets becomes probabilities."""
 
 
 class Outputs:
@@ -58,6 +65,8 @@ class Outputs:
         self._only = names[0] if names is not None and len(names) == 1 else None
         self.terms = calculations("loss", loss, device, module)
         """The losses by their names; a single one is called `loss`."""
+        self.targets = [each.target for each in self.terms.values() if each.inputs]
+        """What the losses compare."""
         self._loss = self.terms.get("loss")
         """The only loss, if it has no name."""
         self._sums_terms = "loss" not in self.terms and bool(self.terms)
@@ -368,6 +377,16 @@ class Calculation:
         if isinstance(self.function, Module):
             self.function.to(self._device)
         return self._check_first(self._bound(self.function), *arguments)
+
+    @property
+    def target(self) -> Target:
+        """What a loss compares, by its first two inputs."""
+        kinds = type(self.function).__mro__ if isinstance(self.function, Module) else [self.function]
+        names = [kind.__name__ for kind in kinds if getattr(kind, "__module__", "").startswith("torch.")]
+        activation = next((_ACTIVATIONS[name] for name in names if name in _ACTIVATIONS), None)
+        name = getattr(kinds[0], "__name__", self.key)
+        source = self.inputs[1] if len(self.inputs) > 1 else None
+        return Target(name, self.inputs[0], source, activation)
 
     def _bound(self, function: Any) -> Any:
         return function if self._module is None else partial(function, module=self._module)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import check_count
@@ -96,9 +97,17 @@ class DatasetStreams:
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted, ranks=ranks)
         self.trained: dict[str, StreamWrapper] = {}
         """The wrappers of the streams for training that were requested so far, by name."""
-        self._evaluated: dict[tuple[str, int | None, bool], StreamWrapper] = {}  # by the arguments of `get`
+        self._evaluated: dict[tuple[Any, ...], StreamWrapper] = {}  # by the arguments of `get`
 
-    def get(self, name: str, *, train: bool, batches: int | None = None, in_order: bool = False) -> StreamWrapper:
+    def get(
+        self,
+        name: str,
+        *,
+        train: bool,
+        batches: int | None = None,
+        in_order: bool = False,
+        path: Path | None = None,
+    ) -> StreamWrapper:
         """Return the wrapper of a stream, which is created at the first call.
 
         Args:
@@ -106,16 +115,17 @@ class DatasetStreams:
             train: whether the model is trained on the stream.
             batches: how many batches an evaluation has at most; None for all.
             in_order: see `StreamContext`.
+            path: where new data are; see `stream_function`.
 
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
         known: dict[Any, StreamWrapper] = self.trained if train else self._evaluated
-        key = name if train else (name, batches, in_order)
+        key = name if train else (name, batches, in_order, path)
         if key in known:
             return known[key]
         source = self.source_of(name)
-        function = stream_function(self._dataset, source)
+        function = stream_function(self._dataset, source, path)
         reading = self.reading
         if self.overfit is not None:
             function = self._kept_batches

@@ -69,6 +69,7 @@ def assemble(
     is_new: bool = False,
     dataset: Any = None,
     classes: Path | None = None,
+    is_new_data: bool = False,
 ) -> Training:
     """Build the dataset, the model, the hooks and the main loop, each with its own random numbers.
 
@@ -81,6 +82,7 @@ def assemble(
         is_new: whether the loop will train from the start.
         dataset: the dataset, if it is built already.
         classes: the directory of the run whose classes and preparation the dataset has; None for a new run.
+        is_new_data: whether the dataset will only read data that the run has not seen.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -93,7 +95,8 @@ def assemble(
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
-    prepared = _begin_preparation(plan, classes)
+    prepared = _begin_preparation(plan, None if dataset is not None else classes)
+    prepared.is_new_data = is_new_data
     supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
     if dataset is None and plan.dataset.wants(PREPARATION) and ranks().is_first:

@@ -244,13 +244,13 @@ def _leave_out(training: Training, stream: str) -> None:
     loop.change_hooks(kept)
 
 
-def check_stream(dataset: Any, stream: str) -> None:
-    """Check that a dataset has a stream.
+def check_stream(dataset: Any, stream: str, path: Path | None = None) -> None:
+    """Check that a dataset has a stream; see `stream_function`.
 
     Raises:
         UsageError: it has not.
     """
     try:
-        stream_function(dataset, stream)
+        stream_function(dataset, stream, path)
     except AttributeError as error:
         raise UsageError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import ArgumentError, StreamError, UsageError
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.wording import from_here
 from emrun.config.import_finder import locate
 from emrun.config.plan import Plan
@@ -52,19 +53,25 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 
 
 @overload
-def predict(run_directory: str | Path, stream: str, file: None = None, *given: Any, **options: Any) -> Columns: ...
+def predict(
+    run_directory: str | Path, stream: str | None = None, file: None = None, *given: Any, **options: Any
+) -> Columns: ...
 @overload
-def predict(run_directory: str | Path, stream: str, file: str | Path, *given: Any, **options: Any) -> Predictions: ...
+def predict(
+    run_directory: str | Path, stream: str | None = None, file: str | Path = ..., *given: Any, **options: Any
+) -> Predictions: ...
 def predict(
     run_directory: str | Path,
-    stream: str,
+    stream: str | None = None,
     file: str | Path | None = None,
     overrides: Sequence[str] = (),
     config: str | Path | None = None,
     checkpoint_name: str | None = None,
     variables: Sequence[str] | None = None,
     *,
+    data: str | Path | None = None,
     classes: bool = False,
+    probabilities: bool | str = False,
     overwrite: bool = False,
     limit: int = 100_000,
 ) -> Predictions | Columns:
@@ -77,12 +84,17 @@ def predict(
     Args:
         run_directory: the directory of the run.
         stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
-        file: ends in `.parquet`, `.csv` or `.jsonl`; see the hook `SavePredictions`. None to return arrays.
+        file: ends in `.parquet`, `.csv` or `.jsonl`; see the hook `SavePredictions`. A text that ends in `/` is a
+            folder, which gets a mask for each example. None to return arrays.
         overrides: overrides that are applied afterwards.
         config: a config to use instead of the config of the run.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
+        data: where data are that the run has not seen, instead of a stream: what the method `new_stream` of the dataset
+            takes, such as a folder, a file of rows or one picture. The data that the run was trained on need not be
+            there. Losses and metrics are left out, and the section `eval.new` applies.
         classes: add the number and the name of the predicted class; see the hook `SavePredictions`.
+        probabilities: write the probabilities of the classes instead; see the hook `SavePredictions`.
         overwrite: replace a file that exists.
         limit: the most examples of which arrays are returned; a file has any number.
 
@@ -91,15 +103,23 @@ def predict(
         the outputs.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream; or the file cannot have this name, or exists; or the
-            stream has more examples than `limit`, or there are several ranks, and there is no file.
+        UsageError: there is no such run, checkpoint or stream, or data are named beside a stream; or the file cannot
+            have this name, or exists; or the stream has more examples than `limit`, or there are several ranks, and
+            there is no file.
         ConfigError: the config cannot be used.
         StreamError: a batch lacks a source that the model itself, or one of `variables`, needs.
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
+    path = None if data is None else expanded(data).absolute()
+    if (stream is None) == (path is None):
+        raise UsageError("name a stream, or data that the run has not seen: one of the two")
+    if path is not None and not path.exists() and not glob.has_magic(str(path)):
+        raise UsageError(f"there is no file or folder {path}")
+    stream = stream or NEW
     joined = join()
     directory = resolved(run_directory)
+    is_folder = isinstance(file, str) and file.endswith("/")
     place = None if file is None else expanded(file).absolute()
     root = directory / CHECKPOINTS
     if place is None and joined.several:
@@ -115,26 +135,42 @@ def predict(
         find_checkpoint(plan, directory, checkpoint_name)
         try:
             if place is None:
-                saver = locate("emrun.hooks._predicted_arrays.PredictedArrays")(stream, variables, classes, limit)
+                saver = locate("emrun.hooks._predicted_arrays.PredictedArrays")(
+                    stream, variables, classes, limit, probabilities
+                )
+            elif is_folder and (classes or probabilities):
+                raise UsageError(f"{file} is a folder of masks, which has neither classes nor probabilities")
+            elif is_folder:
+                saver = locate("emrun.hooks._predicted_masks.PredictedMasks")(stream, place, variables)
             else:
-                saver = locate("emrun.hooks.SavePredictions")(stream, place, variables, classes=classes)
+                saver = locate("emrun.hooks.SavePredictions")(
+                    stream, place, variables, classes=classes, probabilities=probabilities
+                )
         except ArgumentError as error:
             raise UsageError(error.message) from error
         log_code_directory(plan)
         plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
 
         # the objects, with the weights of the checkpoint
-        training = assemble_alike(plan, exchange, directory, run=None, is_evaluation=True, classes=directory)
-        check_stream(training.dataset, stream)
-        training.model.predict_only()
+        is_new_data = path is not None
+        training = assemble_alike(
+            plan, exchange, directory, run=None, is_evaluation=True, classes=directory, is_new_data=is_new_data
+        )
+        check_stream(training.dataset, stream, path)
+        if is_new_data:
+            training.model.without_measures()
+        else:
+            training.model.predict_only()
         loop = training.main_loop
         saver.dataset = training.dataset
         loop.change_hooks([*loop.hooks, saver])
         loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), exchange)
     try:
-        loop.run_evaluation(stream, in_order=True)
+        loop.run_evaluation(stream, in_order=True, path=path)
     except StreamError as error:
-        if "forward of" in str(error):
+        if path is not None:
+            error.refuse_data(from_here(path))
+        elif "forward of" in str(error):
             error.add_note(
                 "leave out a source that a prediction does not need: 'model.inputs=[...]' with the others"
                 if base.root.get("model", "inputs") is not None
@@ -145,10 +181,11 @@ def predict(
     # what was written
     rows, columns = joined.from_first("rows and columns", (saver.rows, tuple(saver.columns)))
     if not rows:
-        raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
+        what = f"stream {stream!r}" if path is None else str(from_here(path))
+        raise StreamError(f"{what} has no rows; nothing is written", first_batch=True)
     order = None
     if ID not in columns:
-        known = loop.streams.get(stream, train=False, in_order=True).rows
+        known = loop.streams.get(stream, train=False, in_order=True, path=path).rows
         order = "row" if known == rows or saver.has_numbers else "stream"
     if order == "stream":
         _LOG.info("position counts the rows as stream %r gives them: only its own code orders them; %s", stream, _ORDER)

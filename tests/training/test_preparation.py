@@ -148,10 +148,18 @@ def test_a_dataset_of_ones_own_and_one_within_another(config, tmp_path, monkeypa
     assert load_run(tmp_path / "mixed").prepared.made == training.prepared.made
 
 
-def test_a_dataset_that_learns_nothing_has_no_file(config, tmp_path):
+def test_what_no_evaluation_needs_is_kept_for_new_data_alone(config, tmp_path):
     del config["dataset"]["split"]
     run_of(config, tmp_path, main_loop={})
-    assert not list((tmp_path / "run").rglob(PREPARATION_FILE))
+    kept = json.loads((tmp_path / "run" / PREPARATION_FILE).read_text())["datasets"]["dataset"]
+    assert kept["binds"] is False
+    assert load_run(tmp_path / "run").dataset.preparation == kept
+    before = predict(tmp_path / "run", data="new.csv")
+    evaluate(tmp_path / "run", "train", ["dataset.columns={x: [a, b], label: label, more: a}"])  # reads the train rows
+    (tmp_path / "t.csv").unlink()
+    assert (predict(tmp_path / "run", data="new.csv")["logits"] == before["logits"]).all()
+    with pytest.raises(ConfigError, match=r"there is no file t\.csv"):
+        load_run(tmp_path / "run")
 
 
 def prepared_on_ranks(config, place):
