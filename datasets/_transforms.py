@@ -271,10 +271,15 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         if not callable(entry):
             what = f"{entry!r} is neither a callable nor a transform of torchvision"
             raise ArgumentError(place, f"{what}, such as {{ColorJitter: {{brightness: 0.3}}}}")
+        parts = entry.modules() if isinstance(entry, v2.Transform) else ()
+        fills = [part.fill for part in parts if hasattr(part, "fill")]
+        if ignore is not None and not all(isinstance(fill, dict) and tv_tensors.Mask in fill for fill in fills):
+            what = f"{type(entry).__name__} fills masks with class 0, not with the number of `ignore`, {ignore}"
+            raise ArgumentError(place, f"{what}; write the transform by its short name")
         return f"{place} ({getattr(entry, '__name__', type(entry).__name__)})", entry
     target: Any = getattr(v2, name, None)
-    if not inspect.isclass(target) or not issubclass(target, v2.Transform):
-        names = [each for each in dir(v2) if inspect.isclass(getattr(v2, each))]
+    if not isinstance(target, type) or not issubclass(target, v2.Transform):
+        names = [each for each in dir(v2) if isinstance(getattr(v2, each), type)]
         what = f"torchvision.transforms.v2 has no transform {name!r}{did_you_mean(name, names)}"
         raise ArgumentError(place, f"{what}; write {{class: my_module.MyTransform}} for one of your own")
     if name in _OF_BATCHES:
