@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,7 +49,14 @@ DRAWING = frozenset(
     )
 )
 """The functions of torch that draw random numbers from the generator that they are given."""
-_TRIED = 8  # seeds with which the first example is tried
+_REFUSED = frozenset(
+    (
+        *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_"),
+        *("feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout"),
+        *("rrelu", "rrelu_", "gumbel_softmax"),
+    )
+)
+_TRIED = 8, 2  # seeds with which the first example is tried, also in each worker process
 _TRYING = threading.Lock()  # held while no other thread of this process may call a transform
 _OF_BATCHES = ("MixUp", "CutMix")
 ADVICE = "set main_loop.workers: 1 or more: each worker process seeds all global generators for each example"
@@ -174,7 +181,7 @@ class Transforms:
                 what = "gives another result for the same seed: it draws from a generator of its own, or keeps a state"
                 raise StreamError(f"{place} {what}; draw by functions of torch, such as torch.rand", first_batch=True)
 
-        for number in range(_TRIED):
+        for number in range(_TRIED[self.alone(ctx)]):
             for _ in range(2):
                 states = [GENERATORS[name]() for name in names]
                 inputs = digest(values)
@@ -198,13 +205,15 @@ class OwnDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Named | None = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in DRAWING and (kwargs is None or kwargs.get("generator") is None):
-            self.has_drawn = True
-            kwargs = {**(kwargs or {}), "generator": self._generator}
-        elif "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax"):
+        if name in DRAWING:
+            kwargs = kwargs or {}
+            if kwargs.get("generator") is None:
+                self.has_drawn = True
+                kwargs = {**kwargs, "generator": self._generator}
+        elif name in _REFUSED:
             message = f"torch's {name} draws random numbers, and takes no generator; {ADVICE}"
             raise StreamError(message, first_batch=True)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def transforms_of(
@@ -279,10 +288,14 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         if not callable(entry):
             what = f"{entry!r} is neither a callable nor a transform of torchvision"
             raise ArgumentError(place, f"{what}, such as {{ColorJitter: {{brightness: 0.3}}}}")
+        fills = list(_fills(entry))
+        if ignore is not None and not all(isinstance(fill, dict) and tv_tensors.Mask in fill for fill in fills):
+            what = f"{type(entry).__name__} fills masks with class 0, not with the number of `ignore`, {ignore}"
+            raise ArgumentError(place, f"{what}; write the transform by its short name")
         return f"{place} ({getattr(entry, '__name__', type(entry).__name__)})", entry
-    target = getattr(v2, name, None)
-    if not inspect.isclass(target) or not issubclass(target, v2.Transform):
-        names = [each for each in dir(v2) if inspect.isclass(getattr(v2, each))]
+    target: Any = getattr(v2, name, None)
+    if not isinstance(target, type) or not issubclass(target, v2.Transform):
+        names = [each for each in dir(v2) if isinstance(getattr(v2, each), type)]
         what = f"torchvision.transforms.v2 has no transform {name!r}{did_you_mean(name, names)}"
         raise ArgumentError(place, f"{what}; write {{class: my_module.MyTransform}} for one of your own")
     if name in _OF_BATCHES:
@@ -296,14 +309,22 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
-    make: Any = target
     try:
         if isinstance(arguments.get("interpolation"), str):
             arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
-        made = make(**arguments) if given is None or isinstance(given, Mapping) else make(given, **arguments)
+        made = target(**arguments) if given is None or isinstance(given, Mapping) else target(given, **arguments)
     except Exception as error:
         raise ArgumentError(f"{place}.{name}", str(error)) from error
     return f"{place} ({name})", made
+
+
+def _fills(step: Any) -> Iterator[Any]:
+    """Yield what a transform of torchvision, and those that it consists of, fill made-up pixels with."""
+    if hasattr(step, "fill"):
+        yield step.fill
+    inner = getattr(step, "transforms", None)
+    for each in inner if isinstance(inner, list | tuple | torch.nn.ModuleList) else ():
+        yield from _fills(each)
 
 
 def _checked(place: str, found: Any, values: Named) -> Named:

@@ -16,7 +16,7 @@ from typing import Any
 
 from emrun.base.arguments import check_choice
 from emrun.base.cores import THREADS, cores, reading_threads
-from emrun.base.encoding import random_digest
+from emrun.base.encoding import random_state
 from emrun.base.errors import ConfigError, StreamError, UsageError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, StartMethod
@@ -83,7 +83,7 @@ class StreamBench:
         shares_rows: whether its rows come from `ctx.batches`, so that several workers can share them.
         length: number of batches of a pass; None when there was no time to read a whole pass.
         readings: a measurement for each setting, the simplest setting first.
-        draws: whether the stream draws from the global random generators of this process.
+        draws: the global random generators of this process that the stream draws from.
     """
 
     name: str
@@ -91,7 +91,7 @@ class StreamBench:
     shares_rows: bool = False
     length: int | None = None
     readings: list[Speed] = field(default_factory=list)
-    draws: bool = False
+    draws: list[str] = field(default_factory=list)
 
     def waiting(self, reading: Speed, step: float) -> float:
         """Return the share of its time for which training waits for batches, if reading does not slow down training.
@@ -284,13 +284,14 @@ class _Reader:
         self.passes = 0
         _LOG.info("stream %r: warming up", measured.name)
         seed_everything(self.seed, "bench", measured.name)
-        before = random_digest()
+        before = random_state()
         failure = None
         try:
             self._measure(watched if takes_context(function) else function, measured, Setting())
         except StreamError as error:  # it may be read in workers alone
             failure = error
-        measured.draws = before != random_digest()
+        after = random_state()
+        measured.draws.extend(name for name, state in before.items() if state != after[name])
         measured.shares_rows = any(context.skips for context in contexts)
         tried = [(setting, function) for setting in settings(self.most, self.start_method)]
         tried += [other for other in others if not any(_is_same(other[0], setting) for setting, _ in tried)]

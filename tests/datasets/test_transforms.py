@@ -292,3 +292,15 @@ def test_a_torchvision_that_does_not_fit_is_told(tmp_path, monkeypatch):
 def test_no_transforms_need_no_torchvision():
     assert [bool(each) for each in transforms_of(None, [])] == [False, False]
     assert not Transforms([])
+
+
+def test_an_object_that_fills_masks_with_a_class_is_refused():
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    bad, good = v2.RandomRotation(30), v2.RandomRotation(30, fill={tv_tensors.Mask: 255, "others": 0})
+    transforms_of([good, of_numpy], [v2.ColorJitter(0.1)], ignore=255)
+    transforms_of([bad], None)
+    for each in (bad, v2.Compose([good, v2.RandomApply([bad])])):
+        with pytest.raises(ArgumentError, match="fills masks with class 0, not with the number of `ignore`, 255"):
+            transforms_of(None, [each], ignore=255)
