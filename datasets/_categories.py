@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = 5  # categories that no train row has
 _LOG = logging.getLogger(__name__)
+Columns = Sequence[str | Sequence[str]]
+"""Names of columns; a list among them stands for its entries, so that a config can join lists."""
 
 
 class ColumnForms:
@@ -32,7 +35,7 @@ class ColumnForms:
 
     Args:
         fill: column -> the value that fills its gaps, or `{by: STATISTIC}`; None for no column.
-        categories: the columns of categories; None for none.
+        categories: the columns of categories, in lists or not; None for none.
         normalize: source -> how its numbers are scaled; None for no source.
         future: the columns that windows tell.
 
@@ -43,11 +46,15 @@ class ColumnForms:
     def __init__(
         self,
         fill: Values | None,
-        categories: Strings | None,
+        categories: Columns | None,
         normalize: Mapping[str, Normalize] | None = None,
         future: Strings = (),
     ) -> None:
-        check_names("categories", categories or [])
+        named = categories or []
+        if isinstance(named, list | tuple):
+            lists = [each if isinstance(each, list | tuple) else [each] for each in named]
+            named = list(chain.from_iterable(lists))
+        check_names("categories", named)
         given = dict(fill or {})
         self.fill_by = {name: each.get("by") for name, each in given.items() if isinstance(each, Mapping)}
         """Column -> the statistic of the train rows that fills its gaps."""
@@ -62,11 +69,11 @@ class ColumnForms:
             check_choice(f"normalize.{name}", each, Normalize)
         self.scales: dict[str, Json] = {}
         """Source -> how it is scaled, once it is known."""
-        self.categories = tuple(dict.fromkeys(categories or ()))
+        self.categories = tuple(dict.fromkeys(named))
         self.types: Named = {}
         """Column -> the type of Arrow that it is read as, once it is known."""
         self.names: dict[str, list[str]] = {}
-        """Source -> the names of its categories, in the order of their numbers."""
+        """Source, or column of a source of several -> the names of its categories, in the order of their numbers."""
         self._told: Any = mmap.mmap(-1, max(1, len(self.categories)))  # a flag for each, which workers share
 
     def __getstate__(self) -> Named:
@@ -82,7 +89,7 @@ class ColumnForms:
 
         Args:
             there: the columns that are read.
-            alone: those that are a source of their own.
+            alone: those that are a source of their own, or are in a list of categories.
             sources: the sources.
 
         Raises:
@@ -138,7 +145,9 @@ class ColumnForms:
                 message = "%s: column %r: %s with categories that no train row has (%s%s), which get the number %d"
                 _LOG.warning(message, first, column, count, most, more, len(self.names[source]))
 
-    def numbers(self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None) -> Rows:
+    def numbers(
+        self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None, first: int = 0
+    ) -> Rows:
         """Return the numbers of the categories of some rows; the first of a source that no train row has is logged.
 
         Args:
@@ -147,19 +156,20 @@ class ColumnForms:
             indices: for each row, the index of its category in `names`.
             where: the stream and the file, for the message.
             rows: the indices of the rows in the file; None if they are all of its rows.
+            first: the number of the first category.
         """
         known = {name: number for number, name in enumerate(self.names[source])}
         numbers = np.array([known.get(name, len(known)) for name in names], np.int64)[indices]
         place = list(self.names).index(source)
         if len(known) in numbers and not self._told[place]:
             self._told[place] = 1
-            first = int(np.argmax(numbers == len(known)))
-            row = first if rows is None else rows[first]
-            name = names[indices[first]]
+            index = int(np.argmax(numbers == len(known)))
+            row = index if rows is None else rows[index]
+            name = names[indices[index]]
             once = {"once": f"category of {source}"}
             message = "%s, row %d: column %r has %r, which no train row has; all such categories get the number %d"
-            _LOG.warning(message, where, row, source, name, len(known), extra=once)
-        return numbers
+            _LOG.warning(message, where, row, source, name, first + len(known), extra=once)
+        return numbers + first
 
 
 def _order(name: str) -> tuple[bool, int, str]:

@@ -13,10 +13,9 @@ from numpy.random import Generator
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.fields import TEXT, mapping_of, optional, record, whole
-from emrun.base.preparations import BINDS
+from emrun.base.preparations import BINDS, named_classes
 from emrun.base.sources import NEW
 from emrun.base.types import Batch, Counts, Json, Strings, Values
-from emrun.dataset import named_classes
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._division import SPLIT, Readable, Split, Texts, check_form, numbered, plain_of
 from emrun.datasets._splits import Part, Splits

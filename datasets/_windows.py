@@ -144,7 +144,7 @@ class Windows(Part):
         found = self._sources.arrays(past.reshape(-1), ctx)
         batch: Named = {}
         for source, values in found.items():
-            width = () if self._sources.is_category(source) else (-1,)
+            width = values.shape[1:] if values.ndim > 1 or self._sources.is_category(source) else (1,)
             if source != FUTURE:
                 batch[source] = values.reshape(*past.shape, *width)
         if not self._is_prediction:

@@ -10,10 +10,11 @@ import numpy as np
 
 from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.preparations import named_classes
 from emrun.base.sources import POSITION
 from emrun.base.types import Batch, Counts, Named, Values
 from emrun.base.wording import listed
-from emrun.dataset import named_classes, stream_function, stream_names
+from emrun.dataset import stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
 from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext

@@ -1,4 +1,4 @@
-"""Tables of examples in NumPy or CSV files, loaded into memory or memory-mapped."""
+"""Tables of examples in NumPy, CSV or Parquet files, loaded into memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 from emrun.base.arguments import check_flag, check_one_of, expanded
 from emrun.base.errors import ArgumentError, needing, reason_of
 from emrun.base.sources import ID, NEW
-from emrun.base.types import Json, Named, Strings, Values
+from emrun.base.types import Counts, Json, Named, Strings, Values
 from emrun.base.wording import listed
-from emrun.datasets._categories import ColumnForms
+from emrun.datasets._categories import ColumnForms, Columns
 from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._paths import check_unchanged, identity
 from emrun.datasets._prepared import PreparedColumns
@@ -36,7 +36,7 @@ _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zip
 
 
 class Table(PreparedColumns):
-    """Examples from a `.npz` file, a `.csv` file, or one `.npy` file per source.
+    """Examples from a `.npz`, `.csv` or `.parquet` file, or one `.npy` file per source.
 
         dataset:
           class: Table
@@ -53,7 +53,7 @@ class Table(PreparedColumns):
     A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180); pyarrow reads it
     (`pip install 'emrun[data]'`). A column of numbers that are whole in all files becomes int64. Any other
     column of numbers, `nan` and `inf`, becomes float32. Other columns are errors, and so is an
-    empty cell, unless `fill` has a value for its column.
+    empty cell, unless `fill` has a value for its column. A Parquet file is read in the same way, into memory.
 
     A column of `categories`, or such an array of strings or whole numbers, becomes numbers of dtype int64: 0, 1, ... in
     the order of the categories that the train rows have, and the next number, the largest, for all other categories,
@@ -72,16 +72,18 @@ class Table(PreparedColumns):
         valid: the same for the stream `valid`, to evaluate on during the training.
         test: the same for the stream `test`, to evaluate on at the end.
         batch_size: the number of examples in a batch.
-        columns: only for CSV files: source -> a column, or a list of columns, which become one float32 source of shape
-            (B, number of columns). If it is null, every column is a source.
-        fill: only for CSV files: column -> the value that replaces empty cells. The column is float32 if the value is
-            not a whole number, as `.nan`. `{by: median}` and `{by: most_frequent}` take the value from the train rows;
-            they fill `nan`, too.
+        columns: only for CSV and Parquet files: source -> a column, or a list of columns, which become one float32
+            source of shape (B, number of columns), or int64 if all are `categories`: then each column has numbers of
+            its own. If it is null, every column is a source.
+        fill: only for CSV and Parquet files: column -> the value that replaces empty cells. The column is float32 if
+            the value is not a whole number, as `.nan`. `{by: median}` and `{by: most_frequent}` take the value from the
+            train rows; they fill `nan`, too.
         normalize: source -> `standard` (mean 0, deviation 1), `minmax` (0 to 1), `robust` (median 0, quartiles 1 apart)
             or `log`, column by column, after `fill`, with what the train rows tell; `nan` is ignored.
-        categories: columns of CSV files, or sources of other files, whose values become numbers. Each is a source of
-            its own. A run keeps their names in `classes.json`: `resume`, `eval` and `predict` use the same numbers,
-            whatever the train rows are then.
+        categories: columns of CSV and Parquet files, or sources of other files, whose values become numbers. Each is a
+            source of its own, or in one that has only categories. A list among them stands for its entries. A run
+            keeps their names in `classes.json`: `resume`, `eval` and `predict` use the same numbers, whatever the train
+            rows are then.
         id: a column of texts or numbers that name the rows, or such a source of other files. Each batch has it as the
             source `id`, a list of texts, for hooks and predictions.
         split: divides the rows of `train`. `valid` and `test` are shares of the rows, drawn by `seed` (0 by default),
@@ -92,8 +94,9 @@ class Table(PreparedColumns):
             default its name; `folds: 5` with `fold: 0` makes the fold 0 of 5 the part `valid`. Rows and classes are
             those that scikit-learn draws. A column that only divides the rows or names them is no source, unless
             `columns` lists it.
-        window: only for CSV files: examples are windows of `past` and `future` rows that follow each other by the
-            column `order`, within each `group`: `{past: 48, future: 24, order: time, group: house, future_of: [load]}`.
+        window: only for CSV and Parquet files: examples are windows of `past` and `future` rows that follow each other
+            by the column `order`, within each `group`, such as
+            `{past: 48, future: 24, order: time, group: house, future_of: [load]}`.
             Sources are (B, past, C), categories (B, past); `future` is (B, future, columns of `future_of`), scaled as
             a source with these columns. Windows begin every `stride` rows. A window lies in one part; with
             `past_across`, its past may lie in another one. Its `id` is that of the last row of the past. A prediction
@@ -121,7 +124,7 @@ class Table(PreparedColumns):
         columns: Layout | None = None,
         memory_map: bool = False,
         fill: Mapping[str, str | float | FillForm] | None = None,
-        categories: Strings | None = None,
+        categories: Columns | None = None,
         id: str | None = None,
         split: SplitForm | None = None,
         normalize: Mapping[str, Normalize] | None = None,
@@ -135,6 +138,7 @@ class Table(PreparedColumns):
             raise ArgumentError("id", "`columns` has a source 'id' too; rename it")
         if window is not None:
             check_window(window)
+            window = {key: each for key, each in window.items() if each is not None}  # type: ignore[assignment]
             if FUTURE in (columns or ()):
                 raise ArgumentError("columns", "`window` adds the source 'future'; choose another name")
             if balance is not None:
@@ -149,6 +153,7 @@ class Table(PreparedColumns):
         self._memory_map = memory_map
         self._id = id
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
+        self._shapes: Mapping[str, tuple[int, ...]] = {}  # of an example
         forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
         files = {"train": train, "valid": valid, "test": test}
         super().__init__(forms, files, batch_size, split, preparation, balance)
@@ -164,18 +169,18 @@ class Table(PreparedColumns):
         if is_new and not columns:
             columns = {source: source for source in self._dtypes}  # there may be others
         for key, value in {"columns": self._columns, "fill": self._forms.fill or self._forms.fill_by}.items():
-            if value and ending != ".csv":
-                raise ArgumentError(key, f"only CSV files have it, and {name} is not a CSV file")
+            if value and ending not in _OF_COLUMNS:
+                raise ArgumentError(key, f"only CSV and Parquet files have it, and {name} is neither")
         if self._memory_map and ending != ".npy":
             what = f"only .npy files can be mapped; save each source of {name} ({found}) as one"
             raise ArgumentError("memory_map", what)
         rows: _Rows
-        if isinstance(found, Path) and ending == ".csv":
-            rows = _Csv(name, found)
+        if isinstance(found, Path) and ending in _OF_COLUMNS:
+            rows = _OF_COLUMNS[ending](name, found)
         elif isinstance(found, Mapping) or ending == ".npz":
             rows = _Arrays(name, found, self._memory_map)
         else:
-            raise ArgumentError(name, f"{found} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
+            raise ArgumentError(name, f"{found} is neither a .npz, .csv or .parquet file, nor {{source: file.npy}}")
         may_lack = is_new or (bool(self._kept) and name != "train")
         rows.lay_out(self._forms, columns, self._id, self._helpers, may_lack=may_lack)
         return {name: rows}
@@ -183,6 +188,8 @@ class Table(PreparedColumns):
     def _complete(self, name: str, part: Any) -> Part:
         is_new = name == "train" and not self._kept
         sources = _Sources(name, part, self._dtypes) if self._window is None or is_new else None
+        if is_new and sources is not None:
+            self._shapes = sources.shapes()
         if self._window is None:
             return cast("Part", sources)
         whole = part.whole
@@ -206,6 +213,16 @@ class Table(PreparedColumns):
 
     def _column_of(self, source: str) -> object:
         return (self._columns or {}).get(source, source)
+
+    @property
+    def data_numbers(self) -> Counts:
+        """The widths of sources, and the rows of an embedding of a source of several categories."""
+        found = {f"width.{source}": shape[-1] if shape else 1 for source, shape in self._shapes.items()}
+        for source, named in (self._columns or {}).items():
+            names = [self._forms.names[name] for name in named if name in self._forms.names]
+            if not isinstance(named, str) and len(names) == len(named):
+                found[f"embeddings.{source}"] = sum(len(each) + 1 for each in names)
+        return found
 
     def scale_of(self, source: str) -> Json | None:
         """Return how a source is scaled, for `units` of a model; None if it is not."""
@@ -249,16 +266,29 @@ class _Rows(Readable):
             self.ids = [each or "" for each in self.texts("id", name)]
         self.layout = columns or {each: each for each in self.header if each not in (*helpers, name)}
         """Source -> a column, or several."""
-        own = [named for named in self.layout.values() if isinstance(named, str)]
+        own: list[str] = []  # what may be of categories: a source, or the columns of a source of several
+        for named in self.layout.values():
+            own += [named] if isinstance(named, str) else self._together(named)
         forms.check(self.to_fill(), own, self.layout)
         if self.may_lack:
             there = self.header
             wanted = [name for named in self.layout.values() for name in _listed(named)]
             if {*there}.isdisjoint(wanted):
                 raise ArgumentError(self.argument, f"{self.place} has none of the columns {listed(wanted)}")
-            self.layout = {key: each for key, each in self.layout.items() if not {*there}.isdisjoint(_listed(each))}
+            layout = self.layout.items()
+            self.layout = {key: each for key, each in layout if not each or not {*there}.isdisjoint(_listed(each))}
         self.load(own)
         self.count = next(map(len, self.columns.values()), 0)
+
+    def _together(self, named: Strings) -> Strings:
+        """Return the columns of a source if all of them are categories."""
+        if not {*named} <= {*self.forms.categories}:
+            return ()
+        for name in named:
+            if name in self.layout:
+                what = f"{name!r} is a source and a column of categories in a source of several; rename the source"
+                raise ArgumentError("columns", what)
+        return named
 
     def to_fill(self) -> Strings:
         """Return the columns that `fill` may name."""
@@ -356,22 +386,28 @@ class _Sources(Part):
         self._dtypes = dtypes
         self._sources = rows.arrays()
         rows.drop()
-        self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
-        own = {column: source for source, column in rows.layout.items() if isinstance(column, str)}
-        for column in self._forms.categories:
-            if column in own:
-                self._number(own[column])
+        # source -> name and categories of each of its columns in this stream, whose indices the source has
+        self._texts: dict[str, list[tuple[str, list[str]]]] = {}
+        for source, named in rows.layout.items():
+            if any(name in self._forms.categories for name in _listed(named)):
+                self._number(source, [source] if isinstance(named, str) else named)
         self._check(argument)
 
-    def _number(self, source: str) -> None:
+    def _number(self, source: str, names: Strings) -> None:
         """Replace the categories of a source by their indices in this stream; those of train are learnt."""
         values = self._sources[source]
-        if isinstance(values, _Mapped) or values.dtype.kind not in "Uiu" or values.ndim != 1:
+        if isinstance(values, _Mapped) or values.dtype.kind not in "Uiu" or values.ndim != 1 + (names != [source]):
             kind = "mapped into memory" if isinstance(values, _Mapped) else _kind_of(values)
             raise ArgumentError("categories", f"source {source!r} is {kind}; categories are texts or whole numbers")
-        found, self._sources[source] = np.unique(values, return_inverse=True)
-        self._texts[source] = [str(each) for each in found.tolist()]
-        self._forms.learn(source, self._texts[source])
+        columns = values.reshape(len(values), len(names))
+        indices = np.empty(columns.shape, np.int64)
+        self._texts[source] = []
+        for place, name in enumerate(names):
+            found, indices[:, place] = np.unique(columns[:, place], return_inverse=True)
+            texts = [str(each) for each in found.tolist()]
+            self._texts[source].append((name, texts))
+            self._forms.learn(name, texts)
+        self._sources[source] = indices.reshape(values.shape)
 
     def __len__(self) -> int:
         return self._count
@@ -381,6 +417,10 @@ class _Sources(Part):
         batch: Named = self.arrays(rows, ctx)
         ids = self.ids(rows)
         return batch if ids is None else {**batch, ID: ids}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return source -> the shape of an example."""
+        return {source: values.shape[1:] for source, values in self._sources.items()}
 
     def is_category(self, source: str) -> bool:
         """Return whether a source has the numbers of categories."""
@@ -398,8 +438,12 @@ class _Sources(Part):
         }
         where = f"stream {ctx.stream_name!r}: {self._rows.place}"
         numbers = self._rows.numbers(rows)
-        for source, names in self._texts.items():
-            batch[source] = self._forms.numbers(source, names, batch[source], where, numbers)
+        for source, columns in self._texts.items():
+            indices = batch[source].reshape(len(rows), len(columns))
+            first = 0  # number of a column, which has numbers of its own
+            for place, (name, texts) in enumerate(columns):
+                indices[:, place] = self._forms.numbers(name, texts, indices[:, place], where, numbers, first)
+                first += len(self._forms.names[name]) + 1
         return batch
 
     def _check(self, argument: str) -> None:
@@ -496,7 +540,7 @@ def _kind_of(values: Any) -> str:
 def _check_columns(columns: Layout) -> None:
     for source, named in columns.items():
         names = _listed(named)
-        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise ArgumentError("columns", f"source {source!r}: {named!r} is neither a column nor a list of columns")
 
 
@@ -531,17 +575,22 @@ class _Csv(_Rows):
 
     def __init__(self, argument: str, path: Path) -> None:
         super().__init__(argument, path)
-        with needing("Table", "pyarrow", "data"):
-            from pyarrow import csv
-
         self._path = path
-        with _reading(argument, path), csv.open_csv(path, *self._options()) as file:
-            names = file.schema.names
+        with needing("Table", "pyarrow", "data"), _reading(argument, path):
+            names = self._names()
         self.header = [name.strip() for name in names]
         other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
         if other is not None:
             raise ArgumentError(argument, f"{path}: cells are separated by {other!r}; write commas")
         self._raw = dict(zip(self.header, names, strict=True))
+
+    def _names(self) -> Strings:
+        """Return the names of the columns, as the file has them."""
+        from pyarrow import csv
+
+        with csv.open_csv(self._path, *self._options()) as file:
+            names: Strings = file.schema.names
+        return names
 
     @staticmethod
     def _options() -> tuple[Any, Any]:
@@ -612,7 +661,8 @@ class _Csv(_Rows):
         if self.may_lack:  # a target may be empty, too
             filled = {*self.forms.fill, *self.forms.fill_by}
             there = {name for name, cells in self.columns.items() if name in filled or cells.null_count < len(cells)}
-            self.layout = {key: each for key, each in self.layout.items() if not there.isdisjoint(_listed(each))}
+            layout = self.layout.items()
+            self.layout = {key: each for key, each in layout if not each or not there.isdisjoint(_listed(each))}
             self.columns = {name: self.columns[name] for name in self.to_fill()}
 
     def arrays(self) -> dict[str, Array | _Mapped]:
@@ -621,8 +671,13 @@ class _Csv(_Rows):
         found: dict[str, Array | _Mapped] = {}
         for source, named in self.layout.items():
             names = _listed(named)
-            values = filled[names[0]]
-            if not isinstance(named, str):
+            if isinstance(named, str):
+                values = filled[named]
+            elif not named:
+                values = np.empty((len(self), 0))
+            elif named[0] in self.forms.categories:
+                values = np.stack([filled[name] for name in names], axis=1)
+            else:
                 values = np.stack([filled[name].astype(float) for name in names], axis=1)
             values = self.scaled(source, names, values)
             found[source] = values.astype(np.float32) if values.dtype == np.float64 else values
@@ -657,3 +712,33 @@ class _Csv(_Rows):
             largest = max(values[np.isfinite(values)], key=abs)
             what = f"{self.place}: column {name!r} has {largest}, which float32 cannot hold"
             raise ArgumentError(self.argument, what) from error
+
+
+class _OfParquet(_Csv):
+    """The rows of a Parquet file, read as those of a CSV file."""
+
+    def _names(self) -> Strings:
+        from pyarrow import parquet
+
+        names: Strings = parquet.read_schema(self._path).names
+        return names
+
+    def _read(self, names: Strings, kinds: Values) -> Any:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        table = parquet.read_table(self._path, columns=[self._raw[name] for name in names], use_threads=False)
+        columns = []
+        for name, column in zip(names, table.select([self._raw[name] for name in names]).columns, strict=True):
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            kind = pa.int64() if pa.types.is_integer(kind) else kind
+            kind = pa.float64() if pa.types.is_floating(kind) else kind
+            columns.append(column.cast(kinds.get(name, kind)))
+        return pa.table(columns, names)
+
+    def where(self, row: int) -> str:
+        """Return the file and the number of a row."""
+        return f"{self.place}, row {self.numbers(row) + 1}"
+
+
+_OF_COLUMNS = {".csv": _Csv, ".parquet": _OfParquet}

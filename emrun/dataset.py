@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import HookError, StreamError, reason_of
+from emrun.base.preparations import named_classes
 from emrun.base.sources import is_nested, parts
 from emrun.base.tables import Table, width
 from emrun.base.types import parameters_of, takes_path
@@ -219,12 +220,6 @@ def classes_of(dataset: Any, source: str) -> list[str] | None:
     if twice is not None:
         raise HookError(f"classes_names of dataset {type(dataset).__name__} has the name {twice!r} twice")
     return [str(name) for name in names]
-
-
-def named_classes(dataset: Any) -> Any:
-    """Return the `classes_names` of a dataset, a method or an attribute; None if it has neither."""
-    names = getattr(dataset, "classes_names", None)
-    return names() if callable(names) else names
 
 
 def takes_context(function: Any) -> bool:

@@ -13,9 +13,10 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import StreamError
+from emrun.base.preparations import named_classes
 from emrun.base.sources import POSITION, parts
 from emrun.base.wording import listed
-from emrun.dataset import classes_of, named_classes
+from emrun.dataset import classes_of
 from emrun.hook import Loop
 from emrun.hooks._shared.columns import Column
 from emrun.hooks._shared.examples import Examples

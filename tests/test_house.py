@@ -57,8 +57,8 @@ ONLY = {
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"group", "shares", "pieces", "stream_context", "names", "init_from", "compilation", "sharding"}
-LATE |= {"shown", "sweep", "tables", "templates"}
-"""Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
+LATE |= {"networks", "shown", "sweep", "tables", "templates"}
+"""Modules that import torch, its compiler, torchvision, NumPy, Optuna, entry points or Pillow only when needed."""
 
 
 def house(root):

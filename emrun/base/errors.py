@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from emrun.base.censor import hidden
 from emrun.base.wording import listed
 
+OF_BASE = "emrun:"
+"""What the name of a base of emrun begins with, a config that `extends` can name."""
+
 
 class EmrunError(Exception):
     """Base class of emrun's errors.
@@ -37,6 +40,11 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    @property
+    def is_of_base(self) -> bool:
+        """Whether the place is in a base of emrun."""
+        return self.source.startswith(OF_BASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ class Preparations:
 
     Args:
         given: those that the run has; nothing for a new run.
+        numbers: name -> value of each `${data:NAME}` of the config that is known.
         is_new_data: whether only data that the run has not seen are read.
     """
 
     given: Mapping[str, Json] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     is_new_data: bool = False
     _datasets: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -43,4 +45,27 @@ class Preparations:
     def made(self) -> dict[str, Json]:
         """The preparations that the datasets have now; one that has learnt nothing has none."""
         found = {key: getattr(dataset, PREPARATION, None) for key, dataset in self._datasets.items()}
-        return {key: dict(each) for key, each in found.items() if each}
+        return {key: dict(each) for key, each in {**self.given, **found}.items() if each}
+
+
+def named_classes(dataset: Any) -> Any:
+    """Return the `classes_names` of a dataset, a method or an attribute; None if it has neither."""
+    names = getattr(dataset, "classes_names", None)
+    return names() if callable(names) else names
+
+
+def data_numbers(dataset: Any) -> dict[str, int]:
+    """Return the numbers that a config can name by `${data:NAME}`: name -> number.
+
+    Args:
+        dataset: any object. Its `classes_names`, or else `num_classes`, tell `classes` of a single list, or
+            `classes.SOURCE` and `embeddings.SOURCE`, one more; an attribute `data_numbers` has others.
+    """
+    names = named_classes(dataset)
+    found: dict[str, int] = {}
+    if isinstance(names, Mapping):
+        for source, each in names.items():
+            found |= {f"classes.{source}": len(each), f"embeddings.{source}": len(each) + 1}
+    elif count := len(names or ()) or getattr(dataset, "num_classes", None):
+        found["classes"] = int(count)
+    return found | {name: int(each) for name, each in getattr(dataset, "data_numbers", {}).items()}

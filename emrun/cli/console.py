@@ -79,9 +79,9 @@ def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[C
 
 
 def _at_hand(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    from emrun.config.names import short_names
+    from emrun.config.names import bases, short_names
 
-    kinds = ("hooks", "datasets", "models", "optimizers", "schedules", "metrics")
+    kinds = (*bases(), "bases", "hooks", "datasets", "models", "optimizers", "schedules", "metrics")
     names = (name for kind in ("hook", "dataset") for name in short_names(kind, installed=False))
     return named((*kinds, *names), incomplete)
 

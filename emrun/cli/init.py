@@ -16,6 +16,7 @@ from emrun.base.errors import StorageError, reason_of
 from emrun.base.tables import width
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.cli.console import GivenPath, named, quietly
+from emrun.config.names import bases
 from emrun.diagnosis.first_config import Task, first_config
 from emrun.diagnosis.first_look import look
 
@@ -63,7 +64,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.option(
     "--from", "sample", metavar="SAMPLE", show_default=_DEFAULT,
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),
-    help="The sample that is copied; an unknown name lists them all.",
+    help="The sample, or the base such as emrun:tabular, that is copied; an unknown name lists them all.",
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", type=GivenPath(path_type=Path),
@@ -120,10 +121,11 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
 
 
 def samples() -> dict[str, Path]:
-    """Return the samples: name -> a directory with a `config.yaml`, or a config."""
+    """Return the samples and bases: name -> a directory with a `config.yaml`, or a config."""
     entries = sorted(_SAMPLES.iterdir())
     projects = {path.name: path for path in entries if (path / "config.yaml").is_file()}
-    return dict(sorted({**projects, **{path.stem: path for path in entries if path.suffix == ".yaml"}}.items()))
+    files = {path.stem: path for path in entries if path.suffix == ".yaml"}
+    return {**dict(sorted({**projects, **files}.items())), **bases()}
 
 
 def _files(sample: Path) -> dict[str, bytes]:

@@ -19,17 +19,17 @@ from emrun.config.names import NotThere, dotted_path
 
 @click.command()
 @click.argument(
-    "name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]",
+    "name", required=False, metavar="[bases|hooks|datasets|models|optimizers|schedules|metrics|NAME]",
     shell_complete=complete_names,
 )  # fmt: skip
 @with_json
 @with_tracebacks
 def show(name: str | None, as_json: bool) -> None:
-    """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
+    """List what a config can name: bases, hooks, datasets, models, optimizers, ...; with NAME, explain it.
 
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
     of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory. What is printed is
-    its docstring.
+    its docstring, or the text of a base.
     """
     if name is None or name in PLACES:
         listed = {kind: listing(kind) for kind in PLACES if name in (None, kind)}
@@ -58,7 +58,7 @@ def show(name: str | None, as_json: bool) -> None:
                 for kind in PLACES:
                     known += [dotted.rpartition(".")[2] for dotted, _ in listing(kind)]
                 raise click.UsageError(
-                    f"{name!r} is not a hook, dataset, model, optimizer, schedule or "
+                    f"{name!r} is not a base, hook, dataset, model, optimizer, schedule or "
                     f"metric{did_you_mean(name, known)} (`emrun show` lists them)"
                 )
             with terminal_log(quiet=True), users_code():

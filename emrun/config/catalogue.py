@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from emrun.base.errors import OF_BASE
 from emrun.base.wording import normalised
-from emrun.config.names import built_ins, plugins
+from emrun.config.names import bases, built_ins, plugins
 from emrun.config.source_finder import Unimported
 from emrun.config.source_modules import SourceModules
 
 PLACES = {
+    "bases": "extends",
     "hooks": "entries of hooks",
     "datasets": "dataset.class",
     "models": "model.class",
@@ -45,6 +47,8 @@ def listing(kind: str) -> list[tuple[str, str]]:
     Args:
         kind: a key of `PLACES`.
     """
+    if kind == "bases":
+        return [(name, file.read_text(encoding="utf-8").partition("\n")[0][2:]) for name, file in bases().items()]
     named = {name: _sources().find(path).__doc__ or "" for name, path in _named(kind).items() if name != _BASE}
     rows = [(name, text.partition("\n")[0]) for name, text in named.items()]
     one = _OF_NAMES.get(kind, "")
@@ -60,9 +64,14 @@ def listing(kind: str) -> list[tuple[str, str]]:
 def explanation(name: str) -> str | None:
     """Return the docstring of something that emrun has, or where torch explains its own; None for an unknown name.
 
+    Of a base it is the text.
+
     Args:
         name: as a listing has it, without regard to case and underscores; of a metric also its last part.
     """
+    for base, file in bases().items():
+        if name in (base, base.removeprefix(OF_BASE)):
+            return file.read_text(encoding="utf-8").rstrip()
     for kind, place in PLACES.items():
         for config_name, path in _named(kind).items():
             spellings = (config_name, path, config_name.rpartition(".")[2])
@@ -86,7 +95,7 @@ def _named(kind: str) -> Mapping[str, str]:
         bound = module.bound.items() if module is not None else ()
         functions = [name for name, (first, *_) in bound if isinstance(first, ast.FunctionDef) and name[0] != "_"]
         return {f"{_METRICS}.{name}": f"{_METRICS}.{name}" for name in functions}
-    homes = {name: package for package in _PACKAGES[kind] for name in _sources().classes(package) or ()}
+    homes = {name: package for package in _PACKAGES.get(kind, ()) for name in _sources().classes(package) or ()}
     return {name: f"{package}.{name}" for name, package in homes.items() if name not in _NOT_USABLE}
 
 

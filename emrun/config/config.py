@@ -13,10 +13,11 @@ from types import NoneType
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
-from emrun.base.wording import did_you_mean, from_here
-from emrun.config.interpolation import interpolate
-from emrun.config.overrides import copies_left, merge, override, stream_of_eval, words_in
+from emrun.base.errors import OF_BASE, TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
+from emrun.base.wording import did_you_mean, from_here, listed
+from emrun.config.interpolation import check_vars, interpolate
+from emrun.config.names import bases
+from emrun.config.overrides import copies_left, merge, override, stream_of_eval, with_hooks, words_in
 from emrun.config.sections import SECTIONS
 from emrun.config.type_hints import with_texts
 from emrun.config.yaml_text import dump
@@ -154,7 +155,10 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         return Config(tree, "run").overridden(overrides)
     path, text = _read_text(expanded(source))
     node = parse(text, str(path))
-    root = _extended(node, path, {})
+    known: dict[Path, Node] = {}
+    root = _extended(node, path, known)
+    if not known.keys().isdisjoint(bases().values()):
+        check_vars(root)
     is_whole = node.get("extends") is None
     return Config(root, Path(source).resolve().stem, text if is_whole else None).overridden(overrides)
 
@@ -237,29 +241,31 @@ def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Pa
                 "config.extends",
             )
         if other not in known:
-            shown = str(from_here(other))
+            shown = next((base for base, file in bases().items() if file == other), str(from_here(other)))
             known[other] = _extended(parse(_read_text(other, shown)[1], shown), other, known, readers)
-        below = known[other] if below is None else merge(below, known[other])
+        below = known[other] if below is None else _over(below, known[other])
     return node if below is None else _over(below, node)
 
 
 def _over(below: Node, node: Node) -> Node:
-    """Return a config merged over another one, which it extends.
+    """Return a config merged over another one, which it extends; a mapping of hooks changes hooks, or adds some.
 
     Raises:
-        ConfigError: it replaces the list of hooks by a mapping, or a list or a mapping by nothing.
+        ConfigError: a hook cannot be changed, or a list or a mapping is replaced by nothing.
     """
     for key, replacement in node.value.items():
         old = below.get(key)
-        if key == "hooks" and mapping_in(replacement) and list_in(old):
-            how = "to change an argument of one hook only, write ${vars.NAME} as its value there, and set it here"
-            message = f"must be a list, which replaces the list of the extended file; {how}"
-            raise replacement.error(message, key, "config.extends")
         lost = mapping_in(old) or list_in(old)
         if replacement.is_empty and lost:
             how = f"to drop them, write {type(lost)()}, or else remove the key"
             message = f"is empty, which drops {len(lost)} entries of the extended file; {how}"
             raise replacement.error(message, key, "config.extends")
+        if (
+            key == "hooks"
+            and isinstance(replacement.value, dict)
+            and (old is None or isinstance(old.value, list | None))
+        ):
+            node = replace(node, value={**node.value, key: with_hooks(list_in(old), replacement)})
     return merge(below, node)
 
 
@@ -267,6 +273,12 @@ def _extended_file(name: Node, path: Path) -> Path:
     """Return the file that an entry of `extends` names."""
     if not isinstance(name.value, str):
         raise name.error(f"{name.shown()!r} is not a file name", "extends", "config.extends")
+    if name.value.startswith(OF_BASE):
+        if name.value in bases():
+            return bases()[name.value]
+        near = did_you_mean(name.value, bases()) or f"; there are {listed(list(bases()))}."
+        message = f"emrun has no base {name.value!r}{near} For a file of that name, write ./{name.value}"
+        raise name.error(message, "extends", "config.extends")
     try:
         other = (path.parent / expanded(name.value)).resolve(strict=True)
         return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other

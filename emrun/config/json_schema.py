@@ -15,7 +15,7 @@ from typing import Any
 
 from emrun.base.types import Form
 from emrun.config.catalogue import argument_texts
-from emrun.config.names import SUPPLIED, NotThere, dotted_path, short_names
+from emrun.config.names import LAYERS, SUPPLIED, NotThere, bases, dotted_path, short_names
 from emrun.config.planner import SWEEP
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
@@ -37,7 +37,9 @@ _DESCRIPTIONS = {
     "eval": "Stream -> changes to the config for its evaluation; `hooks` replace the hooks, other sections are merged.",
     "sweep": "What `emrun sweep` varies, and how it runs its trials; not part of the config of a run.",
 }
-_EXTENDS = "A file or a list of files over which this config is merged; paths are relative to this file."
+_EXTENDS = (
+    "A file, a base of emrun, or a list of these, over which this config is merged; paths are relative to this file."
+)
 _TYPES = {bool: "boolean", int: "integer", float: "number", complex: "number", str: "string", type(None): "null"}
 _TYPES |= {dict: "object", list: "array"}
 _WRITTEN = (str, int, type(None))  # types of a `Literal` that a config can write
@@ -47,7 +49,7 @@ _ARGS = {"type": ["array", "string"], "pattern": _INTERPOLATION, "description": 
 _IMPORT = {"type": "string", "description": "The dotted path of an object that is not called."}
 _IS_FORM = {"anyOf": [{"required": ["class"]}, {"required": ["import"]}]}
 _ANYTHING = {"$ref": "#/$defs/anything"}
-_DOTTED = {"type": "string", "pattern": r"\.|" + _INTERPOLATION, "description": "A dotted path: my_module.MyClass."}
+_CLASS = {"$ref": "#/$defs/class"}
 _OF_FORM = {"class": True, "args": _ARGS}
 
 
@@ -70,6 +72,9 @@ def hint_schema(parameter: inspect.Parameter) -> Schema:
 
 def _reference(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
+
+
+_LIST_OF_HOOKS = {**_reference("hooks"), "type": ["array", "null", "string"]}
 
 
 def _typed(*kinds: str) -> Schema:
@@ -118,8 +123,13 @@ class _Writer:
 
     def __init__(self) -> None:
         self._sources = Unimported()
+        names = [*short_names(""), *(self._sources.classes(LAYERS) or ())]
         self._definitions: Schema = {
-            "anything": {"properties": {"class": _DOTTED, "import": _IMPORT, "args": {}}},
+            "class": {
+                "anyOf": [{"enum": names}, {"type": "string", "pattern": r"\.|" + _INTERPOLATION}],
+                "description": "A class of torch.nn, or a dotted path: my_module.MyClass.",
+            },
+            "anything": {"properties": {"class": _CLASS, "import": _IMPORT, "args": {}}},
             "overlay": {
                 **_typed("object", "null"),
                 "properties": {name: _reference(name) for name in OVERLAY},
@@ -133,14 +143,18 @@ class _Writer:
             "dataset": self._object("dataset"),
             "model": self._object("model", DEFAULT_MODEL),
             "main_loop": self._arguments(self._find("emrun.loop.main_loop.MainLoop"), {}, SUPPLIED_TO_LOOP),
-            "hooks": {"items": self._hook()},
+            "hooks": self._hook(),
             "eval": {"additionalProperties": _reference("overlay")},
             "sweep": self._arguments(self._find(SWEEP), {}, ("self",)),
         }
+        self._definitions["overlay"]["properties"]["hooks"] = _LIST_OF_HOOKS
         for name, kind in SECTIONS.items():
             allowed = [_TYPES[kind]] if name in REQUIRED else [_TYPES[kind], "null"]
+            allowed += ["object"] if name == "hooks" else []  # in a file that extends another
             self._definitions[name] = {**_typed(*allowed), **inner.get(name, {})}
-        extends: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}, "description": _EXTENDS}
+        one = {"anyOf": [{"enum": list(bases())}, {"type": "string"}]}  # so that editors complete the names
+        several = {"type": ["array", "null"], "items": one}
+        extends = {"anyOf": [*one["anyOf"], several], "description": _EXTENDS}
         sections = {name: {**_reference(name), "description": _DESCRIPTIONS[name]} for name in SECTIONS}
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -157,6 +171,7 @@ class _Writer:
         """Return the further restrictions of sections in a config without `extends`."""
         known = dict.fromkeys(self._definitions["main_loop"]["properties"], True)
         return {
+            "hooks": _LIST_OF_HOOKS,
             "dataset": {"required": ["class"]},
             "model": {"if": {"not": {"required": ["class"]}}, "then": _reference(f"model.{DEFAULT_MODEL}")},
             "main_loop": {
@@ -173,7 +188,7 @@ class _Writer:
         return {"properties": {"class": _class(calls, default)}, **_cases(calls)}
 
     def _hook(self) -> Schema:
-        """Return the schema of an entry of the list of hooks."""
+        """Return the schema of the entries of the list of hooks, and of a mapping that changes some."""
         known = {}
         for name in short_names("hook"):
             source = self._find(name, "hook")
@@ -184,16 +199,16 @@ class _Writer:
                 **_reference(f"hook.{name}"),
                 **_described(" ".join(text.partition("\n\n")[0].split())),
             }
+        by_name = {"properties": known, "additionalProperties": _typed("object", "null")}
         self._definitions["hook"] = {
             "type": ["object", "string"],
             "minProperties": 1,
             "maxProperties": 1,
             "minLength": 1,
-            "properties": known,
-            "additionalProperties": _typed("object", "null"),
+            **by_name,
             "anyOf": [{"enum": list(known)}, {"type": ["object", "string"]}],  # so that editors complete the names
         }
-        return _reference("hook")
+        return {"items": _reference("hook"), **by_name}
 
     def _form(self, form: Form) -> Schema:
         """Return a reference to the schema of a `Factory`, and of a list of them."""
@@ -210,7 +225,7 @@ class _Writer:
                     class_name = path.rpartition(".")[2]
                     calls[class_name] = "-".join((path, *form.keys))
                     self._definitions[calls[class_name]] = self._arguments(source, keys, form=form)
-            names = _class(calls) if form.package else _DOTTED
+            names = _class(calls) if form.package else _CLASS
             properties = {**keys, "class": names, "import": _IMPORT}
             self._definitions[name] = {"properties": properties, **_cases(calls), "items": _reference(name)}
         return _reference(name)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import OF_BASE
 from emrun.base.lazy import homes
 from emrun.base.preparations import PREPARATION
 from emrun.base.wording import did_you_mean, normalised
@@ -23,6 +24,9 @@ _MODELS = {
     "TorchModel": "emrun.models.torch_model.TorchModel",
 }
 _KINDS = ("hook", "dataset", "model")
+_MODULES = {name: f"emrun.models.networks.{name}" for name in ("ImageNet", "SeriesNet", "TableNet")}
+LAYERS = "torch.nn.modules"
+"""The package of the classes that need no dotted path where any object can be."""
 
 SUPPLIED = {
     "dataset": ("model", "output_dir", "on_bad_example", PREPARATION),
@@ -101,12 +105,18 @@ def built_ins(kind: str) -> Mapping[str, str]:
     """Return the built-in classes of a kind: name -> dotted path, in the order of their files.
 
     Args:
-        kind: `hook`, `dataset` or `model`; other kinds have no built-in classes.
+        kind: `hook`, `dataset` or `model`; empty for modules.
     """
     if kind not in ("hook", "dataset"):
-        return _MODELS if kind == "model" else {}
+        return _MODELS if kind == "model" else _MODULES
     modules = sorted((module, name) for name, module in homes(_HOUSE / f"{kind}s" / "__init__.pyi").items())
     return {name: f"{module}.{name}" for module, name in modules if module.startswith(f"emrun.{kind}s.")}
+
+
+@functools.cache
+def bases() -> Mapping[str, Path]:
+    """Return the configs of emrun that `extends` can name: name -> file."""
+    return {f"{OF_BASE}{path.stem}": path for path in sorted((_HOUSE.resolve() / "bases").glob("*.yaml"))}
 
 
 def plugins(kind: str) -> dict[str, list[str]]:

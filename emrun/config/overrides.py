@@ -63,6 +63,23 @@ def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
     return (name, arguments) if isinstance(name, str) and len(entries) == 1 else (None, None)
 
 
+def with_hooks(hooks: list[Node], changes: Node) -> Node:
+    """Return a list of hooks with the arguments of some changed, as overrides do, and others added at its end.
+
+    Args:
+        hooks: the list.
+        changes: a mapping, name of a hook -> arguments.
+
+    Raises:
+        ConfigError: a hook is listed twice, or its arguments cannot be changed.
+    """
+    overriding = _Overriding(Node({"hooks": replace(changes, value=hooks)}, changes.position), "config.extends")
+    for name, arguments in changes.value.items():
+        given = replace(arguments, value={}) if arguments.value is None else arguments
+        overriding.set_at(["hooks", str(name)], given)
+    return overriding.tree.value["hooks"]
+
+
 def override(config: Node, overrides: Sequence[str]) -> Node:
     """Apply overrides from left to right.
 
@@ -84,10 +101,12 @@ class _Overriding:
 
     Args:
         tree: the tree before the overrides.
+        code: the code of errors.
     """
 
-    def __init__(self, tree: Node) -> None:
+    def __init__(self, tree: Node, code: str = "config.override") -> None:
         self.tree = tree
+        self._code = code
         self._position = Position("override")  # of the override that is applied
         self._path: list[str] = []
         self._earlier: dict[str, list[str]] = {}  # source of the position of each override that set a value -> its path
@@ -120,6 +139,12 @@ class _Overriding:
         self.tree = self._changed(self.tree, path, new, "")
         if new is not None:
             self._earlier[here.source] = path
+
+    def set_at(self, path: list[str], new: Node) -> None:
+        """Set what a file has at a path."""
+        self._position = new.key_position
+        self._path = path
+        self.tree = self._changed(self.tree, path, new, "")
 
     def check_vars(self, before: Node) -> None:
         """Check that overrides add no free values that are never used: such a mistake would be silent."""
@@ -171,7 +196,7 @@ class _Overriding:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
         if not path and new is not None and not isinstance(new.value, dict):
             raise self._error(
-                where, f"must be a mapping of the hook's arguments, not {new.plain()!r}; write {where}.ARGUMENT=VALUE"
+                where, f"must be a mapping of the hook's arguments, not {new.plain()!r}; write {{ARGUMENT: VALUE}}"
             )
         name, arguments = hook_entry(entry)
         if name is None:  # reported when the hooks are built
@@ -222,7 +247,7 @@ class _Overriding:
         return indices[0] if indices else len(items)
 
     def _error(self, key: str, message: str) -> ConfigError:
-        return ConfigError(Problem(self._position, key, message, "config.override"))
+        return ConfigError(Problem(self._position, key, message, self._code))
 
 
 def stream_of_eval(text: str) -> str | None:

@@ -11,12 +11,15 @@ from emrun.base.preparations import PREPARATION
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import check_call
+from emrun.config.data_numbers import DataNumber
 from emrun.config.import_finder import Imported, not_installed
 from emrun.config.names import (
+    LAYERS,
     SUPPLIED,
     NoModule,
     NotThere,
     beside_config,
+    built_ins,
     dotted_path,
     instead,
     is_supplied,
@@ -94,6 +97,11 @@ class Planner:
         """Refuse a dataset that takes the model, of which a part takes the dataset: neither can be built first."""
         if dataset is not None and model is not None and dataset.wants("model") and model.wants("dataset"):
             cls = dataset.node.value["class"].shown()
+            number = next((node for _, node, _ in model.node.places() if isinstance(node.value, DataNumber)), None)
+            if number is not None:
+                message = f"{cls} takes the model, so that {number.value} is not known yet; write the number itself"
+                self._problem(replace(number, key=None), model.key, message, "config.structure")
+                return
             message = f"{cls} takes the model, and a part of the model takes the dataset; one must do without the other"
             self._problem(dataset.node, dataset.key, message, "config.structure")
 
@@ -376,15 +384,18 @@ class Planner:
             names = sorted(homes.keys() - _BASES)
             hint = did_you_mean(text, names) or f"; there are {listed(names)}."
             raise NotThere(f"unknown class {text!r}{hint} For another class, write its dotted path")
+        if not kind:
+            homes = dict.fromkeys(self._finder.classes(LAYERS) or (), "torch.nn")
+            known = {**{name: f"{home}.{name}" for name, home in homes.items()}, **built_ins(kind)}
+            if text in known:
+                return known[text]
+            advice = f"; write its dotted path, such as torch.nn.{text} or my_module.{text}"
+            raise NotThere(f"unknown class {text!r}{did_you_mean(text, known) or advice}")
         if (path := dotted_path(text, kind)) is not None:
             return path
         if kind == "hook" and (advice := instead(text, "hook")) is not None:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
-        if not kind:
-            raise NotThere(
-                f"unknown class {text!r}; write its dotted path, such as torch.nn.{text} or my_module.{text}"
-            )
         hint = did_you_mean(text, names) or f"; built-in: {listed(names)}."
         raise NotThere(f"unknown {kind} {text!r}{hint} For your own class, write its dotted path: my_module.{text}")
 

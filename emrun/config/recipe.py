@@ -13,6 +13,7 @@ from emrun.base.errors import ArgumentError, ConfigError, HookError, MissingExtr
 from emrun.base.preparations import PREPARATION
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean
+from emrun.config.data_numbers import DataNumber
 from emrun.config.signatures import parameters_of
 from emrun.config.type_hints import takes_tensor
 from emrun.config.yaml_tree import Node, of_each
@@ -74,9 +75,7 @@ class Recipe:
 
     def wants(self, name: str) -> bool:
         """Return whether this recipe, or one below it, takes an argument that emrun supplies."""
-        return name in self.takes or any(
-            recipe.wants(name) for recipe in _recipes((self.args, self.kwargs, self.options))
-        )
+        return name in self.takes or any(part.wants(name) for part in _parts((self.args, self.kwargs, self.options)))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target; an error gets the position of the call in the config.
@@ -132,6 +131,13 @@ class Recipe:
         nodes = [self.node.get(*keys[:count]) for count in range(len(keys), 0, -1)]  # the last may be a default
         node = next((candidate for candidate in nodes if candidate is not None), None)
         position = node.position if node else self.node.key_position
+        if node is not None and node.position.is_of_base:  # the message is about a value that is set in another file
+            inner = [
+                each
+                for _, each, _ in node.places()
+                if not each.position.is_of_base and repr(each.value) in error.message
+            ]
+            position = inner[-1].position if inner else position
         key = f"{self.key}.{error.argument}"
         fix = error.fix
         if nodes[0] is None and fix.startswith("set "):
@@ -154,17 +160,19 @@ class Recipe:
 
 
 def build(value: Any, supplied: Mapping[str, Any]) -> Any:
-    """Build all recipes in a value."""
+    """Build all recipes in a value, and find its numbers of the data."""
     if isinstance(value, Recipe):
         return value.build(supplied)
+    if isinstance(value, DataNumber):
+        return value.of(supplied)
     return of_each(value, lambda child: build(child, supplied))
 
 
-def _recipes(value: Any) -> Iterator[Recipe]:
-    """Yield the recipes in a value, without the recipes inside them."""
-    if isinstance(value, Recipe):
+def _parts(value: Any) -> Iterator[Recipe | DataNumber]:
+    """Yield the recipes in a value, without those inside them, and its numbers of the data."""
+    if isinstance(value, Recipe | DataNumber):
         yield value
     elif isinstance(value, dict | list | tuple):
         children = value.values() if isinstance(value, dict) else value
         for child in children:
-            yield from _recipes(child)
+            yield from _parts(child)

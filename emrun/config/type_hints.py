@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from emrun.base.errors import ArgumentError, Position
 from emrun.base.types import AtLeast, Factory, Form, Interval, Units
 from emrun.base.wording import did_you_mean, listed
+from emrun.config.data_numbers import DataNumber
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of, of_each, read_scalar
@@ -44,6 +45,9 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         name: the name of the parameter, for advice.
     """
     value = node.value
+    if isinstance(value, DataNumber):
+        fits = _mark_in(hint, Units) is not None or _accepts(node, hint) or contradicts(default, hint)
+        return None if fits else f"{value} is a whole number, not {describe(hint)}"
 
     # values with units, and with a least value
     units = _mark_in(hint, Units)
@@ -159,7 +163,8 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 
 def _accepts(node: Node, hint: Any) -> bool:
-    return node.is_form or any(_is_one(node.value, *alternative) for alternative in alternatives(hint))
+    value = 1 if isinstance(node.value, DataNumber) else node.value
+    return node.is_form or any(_is_one(value, *alternative) for alternative in alternatives(hint))
 
 
 def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> bool:

@@ -16,7 +16,7 @@ from emrun.base.censor import hidden
 from emrun.base.encoding import set_random_state
 from emrun.base.errors import StateError
 from emrun.base.fields import reading
-from emrun.base.preparations import PREPARATION, Preparations
+from emrun.base.preparations import PREPARATION
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import is_nested, length as length_of, parts
 from emrun.base.temporary import temporary_folder
@@ -123,10 +123,9 @@ class _Attempt:
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
-        kept = read_preparation(capsule.run_directory)
-        self._supplied[PREPARATION] = Preparations(kept)
+        kept = self._supplied[PREPARATION] = read_preparation(capsule.run_directory)
         builders = (plan.model, recipe)
-        wanted = bool(kept) or any(builder is not None and builder.wants("dataset") for builder in builders)
+        wanted = bool(kept.given) or any(builder is not None and builder.wants("dataset") for builder in builders)
         order = ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model")
         for what in order:  # as trained
             if what == "model" or wanted:

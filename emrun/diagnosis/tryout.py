@@ -16,6 +16,7 @@ from typing import Any
 
 from emrun.base.encoding import encode_all
 from emrun.base.errors import ArgumentError, ConfigError, reason_of
+from emrun.base.preparations import PREPARATION
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import length, parts
 from emrun.base.temporary import temporary_folder
@@ -169,6 +170,7 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
     """
     seed_everything(plan.get("seed", 0), "model")
     supplied: dict[str, Any] = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
+    supplied[PREPARATION] = training.prepared
     supplied["load_model"] = partial(load_model, supplied, [])
     model: AbstractModel = plan.model.build(supplied)
     initial = model.load_initial() if model.load_initial is not None else None

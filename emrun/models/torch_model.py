@@ -242,9 +242,12 @@ class TorchModel(ModuleModel):
         if strategy is not None:
             check_by_rows(self._optimizers.members)
         self._weights = Weights(self._forward_pass, self._optimizers)
-        self._loadable = Loadable(self, begins_with=init_from is not None)
+        own = getattr(module, "weights_to_begin_with", None)
+        self._loadable = Loadable(self, begins_with=init_from is not None or own is not None)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
+        elif own is not None:
+            self.load_initial = lambda: self._begin_with(InitFrom.read_all(own()))
         # the step
         self.iterations_per_update = accumulate
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch

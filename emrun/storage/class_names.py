@@ -12,7 +12,7 @@ from typing import Any
 
 from emrun.base.errors import StateError, reason_of
 from emrun.base.fields import TEXT, mapping_of, sequence_of
-from emrun.dataset import named_classes
+from emrun.base.preparations import named_classes
 from emrun.storage.files import opened_regular, refuse_timeout, storing, write_atomically
 
 _LOG = logging.getLogger(__name__)

@@ -95,12 +95,12 @@ def assemble(
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
-    prepared = _begin_preparation(plan, None if dataset is not None else classes)
+    prepared = _begin_preparation(plan, classes)
     prepared.is_new_data = is_new_data
     supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
     if dataset is None and plan.dataset.wants(PREPARATION) and ranks().is_first:
-        ranks().from_first(PREPARATION, prepared.made)
+        ranks().from_first(PREPARATION, (prepared.made, prepared.numbers))
     if classes is not None:
         restore_classes(supplied["dataset"], classes)
     if not is_evaluation:
@@ -151,15 +151,13 @@ def assemble(
 
 
 def _begin_preparation(plan: Plan, directory: Path | None) -> Preparations:
-    """Return the preparations to build the dataset with: on rank 0 those of the run in a directory, if there is one.
+    """Return the preparations to build the objects with: those of the run in a directory, if there is one.
 
-    The other ranks wait for what the dataset of rank 0 has then.
+    If the dataset has one, the other ranks wait for what that of rank 0 has then.
     """
-    if not plan.dataset.wants(PREPARATION):
-        return Preparations()
-    if not ranks().is_first:
-        return Preparations(ranks().from_first(PREPARATION, {}))
-    return Preparations({} if directory is None else read_preparation(directory))
+    if plan.dataset.wants(PREPARATION) and not ranks().is_first:
+        return Preparations(*ranks().from_first(PREPARATION, ({}, {})))
+    return Preparations() if directory is None else read_preparation(directory)
 
 
 def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:

@@ -123,7 +123,7 @@ def create_training(
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
-                record_preparation(training.prepared.made, run.directory)
+                record_preparation(training.prepared, run.directory)
                 exchange("all is ready", None)
                 _LOG.info(
                     "run directory: %s", from_here(run.directory)

@@ -11,6 +11,7 @@ from typing import Any
 from emrun.base.arguments import resolved
 from emrun.base.errors import UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.base.preparations import PREPARATION
 from emrun.base.wording import from_here, progress
 from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan
@@ -18,6 +19,7 @@ from emrun.model import AbstractModel
 from emrun.storage.checkpoints.finding import find
 from emrun.storage.checkpoints.manifest import Manifest, verify
 from emrun.storage.class_names import check_classes
+from emrun.storage.preparation import read_preparation
 from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.training.directories import check_run
 from emrun.training.user_code import warn_of_changed_code
@@ -54,7 +56,8 @@ def load_model(
     place = None if plan.is_made_of_runs else find(directory / CHECKPOINTS, checkpoint_name)
     check_classes(supplied["dataset"], directory)
     inner = partial(load_model, supplied, [*within, directory])
-    model: AbstractModel = plan.model.build({**supplied, "load_model": inner})
+    own = {"load_model": inner, PREPARATION: read_preparation(directory)}
+    model: AbstractModel = plan.model.build({**supplied, **own})
     model.load_initial = None
     model.without_measures()
     if place is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import Position, StateError, StorageError, UsageError
+from emrun.base.preparations import PREPARATION
 from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan, with_statistics
@@ -29,7 +30,7 @@ from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.plain import plain_of, write_with_plain
-from emrun.storage.preparation import record_preparation
+from emrun.storage.preparation import read_preparation, record_preparation
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_links
 from emrun.storage.trace import read_trace
 from emrun.training.build import Training, plan_schedule
@@ -153,7 +154,7 @@ def _resumed(
                 seed=plan.get("seed", 0),
                 device=device_of(training.model),
             )
-            record_preparation(training.prepared.made, run.directory)
+            record_preparation(training.prepared, run.directory)
             _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
             return training
     except BaseException:
@@ -178,6 +179,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
         recipe for recipe in plan.hooks if isinstance(recipe.target, type) and issubclass(recipe.target, AbstractSink)
     ]
     supplied = {"output_dir": run.directory, "model": None, "dataset": None}
+    supplied[PREPARATION] = read_preparation(run.directory)
     with run.log:
         sinks = [recipe.build(supplied) for recipe in recipes]
         record = MetricsLog(run.directory)

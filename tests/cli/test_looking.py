@@ -300,7 +300,7 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
     [
         ("StopAfte", "did you mean 'StopAfter'?"),
         ("mine.Nothing", "no module 'mine'"),
-        ("a b", "'a b' is not a hook, dataset, model, optimizer, schedule or metric (`emrun show` lists them)"),
+        ("a b", "'a b' is not a base, hook, dataset, model, optimizer, schedule or metric (`emrun show` lists them)"),
         ("digit", "did you mean 'Digits'?"),
         ("TorchModle", "did you mean 'TorchModel'?"),
         ("cosineannealing", "did you mean 'CosineAnnealingLR'?"),

@@ -232,3 +232,44 @@ def test_an_empty_section_does_not_drop_that_of_the_extended_file_in_silence(wri
     assert f"to drop them, write {how}, or else remove the key" in problem.message
     assert (problem.position.line, problem.position.column) == (2, 1)
     assert not read_config(write(c=f"extends: base.yaml\nhooks: {how}", **files)).root.get("hooks").value or how == "{}"
+
+
+HOOKS = "hooks: [A, {Stop: {n: 3, u: {a: 1, b: 2}}}, my.Mine: {x: [1]}]"
+STOP = {"Stop": {"n": 3, "u": {"a": 1, "b": 2}}}
+MINE = {"my.Mine": {"x": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("over", "hooks"),
+    [
+        ("{}", ["A", STOP, MINE]),
+        ("{stop: {u: {b: 4}}}", ["A", {"Stop": {"n": 3, "u": {"a": 1, "b": 4}}}, MINE]),
+        ("{A: {y: 1}, Mine: {x: []}}", [{"A": {"y": 1}}, STOP, {"my.Mine": {"x": []}}]),
+        ("{B: {y: 1}, my.C: , A: {}}", [{"A": {}}, STOP, MINE, {"B": {"y": 1}}, {"my.C": {}}]),
+    ],
+)
+def test_a_mapping_of_hooks_changes_those_of_the_extended_file_and_adds_others(write, over, hooks):
+    assert read_config(write(c=f"extends: base.yaml\nhooks: {over}", base=HOOKS)).root.get("hooks").plain() == hooks
+    both = write(c="extends: [base.yaml, over.yaml]", base=HOOKS, over=f"hooks: {over}")
+    assert read_config(both).root.get("hooks").plain() == hooks
+    chain = write(c="extends: over.yaml", over=f"extends: base.yaml\nhooks: {over}", base=HOOKS)
+    assert read_config(chain).root.get("hooks").plain() == hooks
+
+
+def test_a_mapping_of_hooks_over_no_hooks_is_a_list(write):
+    path = write(c="extends: base.yaml\nhooks: {A: {x: 1}, B: }", base="seed: 1")
+    assert read_config(path).root.get("hooks").plain() == [{"A": {"x": 1}}, {"B": {}}]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ("{A: 3}", "2:12: hooks.A: must be a mapping of the hook's arguments, not 3; write {ARGUMENT: VALUE}"),
+        ("{B: {x: 1}}", "2:12: hooks: B is listed 2 times; use one of the indices [1, 2] instead"),
+    ],
+)
+def test_hooks_that_a_mapping_cannot_change_are_named_at_their_key(write, hooks, message):
+    path = write(c=f"extends: base.yaml\nhooks:    {hooks}", base="hooks: [A, B, {B: {y: 1}}]")
+    problem = problem_of(read_config, path)
+    assert str(problem).split("c.yaml:")[1].startswith(message)
+    assert problem.code == "config.extends"

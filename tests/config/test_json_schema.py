@@ -194,7 +194,7 @@ WRONG = [
     (("dataset", "output_dir"), "here", ("dataset",)),
     (("model", "modul"), {}, ("model",)),
     (("model", "module"), "torch.nn.Linear", ("model", "module")),
-    (("model", "module", "class"), "Linear", ("model", "module", "class")),
+    (("model", "module", "class"), "Linaer", ("model", "module", "class")),
     (("model", "device"), 0, ("model", "device")),
     (("model", "optimizer", "learning_rate"), 0.1, ("model", "optimizer")),
     (("model", "optimizer", "lr"), "fast", ("model", "optimizer", "lr")),

@@ -205,7 +205,7 @@ def test_a_hook_takes_a_mapping_of_arguments(value):
     problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
     assert problem.key == "hooks.StopAfter"
     assert "must be a mapping of the hook's arguments, not " in problem.message
-    assert problem.message.endswith("; write hooks.StopAfter.ARGUMENT=VALUE")
+    assert problem.message.endswith("; write {ARGUMENT: VALUE}")
 
 
 @pytest.mark.parametrize("text", ["a.b", "hooks.StopAfter", "other"])

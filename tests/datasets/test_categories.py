@@ -12,6 +12,7 @@ from doubles import stream_of
 
 from emrun import create_training, resume_training
 from emrun.base.errors import ArgumentError, ConfigError, StreamError
+from emrun.base.preparations import data_numbers
 from emrun.datasets import Parquet, Table
 from emrun.storage.class_names import CLASSES
 from emrun.training.evaluate import evaluate
@@ -156,7 +157,7 @@ def test_a_list_cannot_be_filled_and_files_without_empty_cells_neither(tmp_path)
     with pytest.raises(ArgumentError, match=r"^fill.x: column 'x' is list<.*>: its lists cannot be filled"):
         Parquet(str(tmp_path / "t.parquet"), fill={"x": 0})
     np.savez(tmp_path / "t.npz", x=np.ones(3))
-    with pytest.raises(ArgumentError, match=r"^fill: only CSV files have it, and train is not a CSV file"):
+    with pytest.raises(ArgumentError, match=r"^fill: only CSV and Parquet files have it, and train is neither"):
         Table(str(tmp_path / "t.npz"), fill={"x": 0})
 
 
@@ -256,3 +257,45 @@ def test_an_error_of_the_columns_is_reported_at_its_line(make, tmp_path):
     )
     with pytest.raises(ConfigError, match=r"c.yaml:6:\d+: dataset.fill.towm: 'towm' is not a column that is read"):
         create_training("c.yaml", output_dir="run")
+
+
+SHOPS = {
+    "city": ["Rome", "Bonn", "Rome", "Oslo"],
+    "size": [*"abca"],
+    "zip": [1, 2, 2, 1],
+    "y": ["yes", "no", "yes", "no"],
+}
+OTHERS = {"city": ["Lima", "Oslo"], "size": ["b", "z"], "zip": [1, 3], "y": ["no", "no"]}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_source_of_several_categories_has_numbers_that_differ_by_column(ending, tmp_path, caplog):
+    path = tmp_path / f"t.{ending}"
+    write(path, SHOPS)
+    new = tmp_path / "new.csv"
+    write(new, OTHERS)
+    columns = {"x": ["zip"], "of": ["city", "size"], "none": [], "y": "y"}
+    dataset = Table(
+        str(path), str(new), columns=columns, categories=[["city", "size"], "y"], normalize={"x": "standard"}
+    )
+    found = whole(dataset)
+    assert found["of"].dtype == np.int64
+    assert found["of"].tolist() == [[2, 4], [0, 5], [2, 6], [1, 4]]
+    assert [found["none"].shape, found["x"].shape, found["y"].tolist()] == [(4, 0), (4, 1), [1, 0, 1, 0]]
+    assert whole(dataset, "valid")["of"].tolist() == [
+        [3, 5],
+        [1, 7],
+    ]  # unknown ones have the last number of their column
+    assert [each.message.rpartition(" ")[2] for each in caplog.records] == ["3", "7"]
+    assert data_numbers(dataset) == {
+        "classes.city": 3, "classes.size": 3, "classes.y": 2, "embeddings.city": 4, "embeddings.size": 4,
+        "embeddings.y": 3, "embeddings.of": 8, "width.x": 1, "width.of": 2, "width.none": 0, "width.y": 1,
+    }  # fmt: skip
+
+
+def test_a_source_is_of_categories_or_of_numbers_and_its_columns_are_no_names_of_sources(tmp_path):
+    write(tmp_path / "t.csv", SHOPS)
+    with pytest.raises(ArgumentError, match=r"^categories: 'city' is not a source of its own"):
+        Table(str(tmp_path / "t.csv"), columns={"x": ["zip", "city"]}, categories=["city"])
+    with pytest.raises(ArgumentError, match=r"^columns: 'zip' is a source and a column of categories"):
+        Table(str(tmp_path / "t.csv"), columns={"x": ["zip", "city"], "zip": "y"}, categories=["city", "zip"])

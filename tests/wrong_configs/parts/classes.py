@@ -22,6 +22,13 @@ class Numbers:
         return cls(2)
 
 
+class Asks(Numbers):
+    """A dataset that takes the model."""
+
+    def __init__(self, model):
+        super().__init__(2)
+
+
 class Tokens(Numbers):
     """A dataset with a tokenizer by the name of its model."""
 

@@ -1,0 +1,154 @@
+"""The modules of emrun's bases: for rows of a table, windows of a series and images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, hub, nn
+
+from emrun.base.errors import ArgumentError, needing
+from emrun.base.types import Values
+from emrun.base.wording import did_you_mean, listed
+
+SMALL = "small"
+"""The name of a network for images that needs no other package."""
+
+
+def layers(before: int, width: int, depth: int, dropout: float) -> nn.Sequential:
+    """Return hidden layers of a width: linear, normalised, GELU, dropout."""
+    found: list[nn.Module] = []
+    for _ in range(depth):
+        found += [nn.Linear(before, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(dropout)]
+        before = width
+    return nn.Sequential(*found)
+
+
+class TableNet(nn.Module):
+    """Predicts values or the logits of classes from numbers and categories of a row.
+
+    Args:
+        numbers: the number of columns of numbers.
+        categories: the number of columns of categories.
+        embeddings: the number of rows of the embedding of all categories.
+        outputs: the number of values or classes.
+        width: the width of the hidden layers.
+        depth: the number of hidden layers.
+        dropout: the share of hidden values that are left out in training.
+        embedding: the width of the embedding of a category.
+    """
+
+    def __init__(
+        self,
+        numbers: int,
+        categories: int,
+        embeddings: int,
+        outputs: int,
+        width: int = 128,
+        depth: int = 2,
+        dropout: float = 0.1,
+        embedding: int = 8,
+    ) -> None:
+        super().__init__()
+        if numbers + categories == 0:
+            raise ArgumentError("numbers", "there is no column to predict from; list some as numbers or categories")
+        self.embedding = nn.Embedding(embeddings, embedding) if categories else None
+        before = numbers + categories * embedding
+        self.hidden = layers(before, width, depth, dropout)
+        self.last = nn.Linear(width if depth else before, outputs)
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        """Return the outputs, (B, outputs).
+
+        Args:
+            numbers: (B, numbers).
+            categories: (B, categories), whole numbers of which each column has its own.
+        """
+        values = numbers
+        if self.embedding is not None:
+            values = torch.cat([numbers, self.embedding(categories).flatten(1)], dim=1)
+        outputs: Tensor = self.last(self.hidden(values))
+        return outputs
+
+
+class SeriesNet(nn.Module):
+    """Predicts the future of series from their past: a linear forecast, and what hidden layers add to it.
+
+    Args:
+        past: the number of times that are known.
+        columns: the number of series that are known.
+        future: the number of times to predict.
+        outputs: the number of series to predict.
+        width: the width of the hidden layers.
+        depth: the number of hidden layers.
+        dropout: the share of hidden values that are left out in training.
+    """
+
+    def __init__(
+        self, past: int, columns: int, future: int, outputs: int, width: int = 128, depth: int = 2, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self._shape = (future, outputs)
+        self.linear = nn.Linear(past * columns, future * outputs)
+        self.hidden = layers(past * columns, width, depth, dropout)
+        self.last = nn.Linear(width if depth else past * columns, future * outputs)
+
+    def forward(self, past: Tensor) -> Tensor:
+        """Return the future, (B, future, outputs), of the past, (B, past, columns)."""
+        values = past.flatten(1)
+        outputs: Tensor = self.linear(values) + self.last(self.hidden(values))
+        return outputs.unflatten(1, self._shape)
+
+
+class ImageNet(nn.Module):
+    """Predicts the logits of classes of images, by a small network or by one of torchvision.
+
+    Args:
+        classes: the number of classes.
+        model: `small`, or the name of a classification model of torchvision, such as `resnet18`.
+        pretrained: whether a new run begins with the weights of torchvision, but for the last layer; torch downloads
+            them unless it has them.
+    """
+
+    def __init__(self, classes: int, model: str = SMALL, pretrained: bool = False) -> None:
+        super().__init__()
+        self._model = model
+        self.weights_to_begin_with = self._pretrained if pretrained else None
+        if model == SMALL:
+            self.net = _small(classes)
+            if pretrained:
+                raise ArgumentError(
+                    "pretrained", "there are no weights of the model 'small'; write a torchvision model"
+                )
+            return
+        with needing(f"the model {model!r}", "torchvision", "vision"):
+            from torchvision import models
+        known = models.list_models(module=models)
+        if model not in known:
+            near = did_you_mean(model, [SMALL, *known]) or f"; there are {listed([SMALL, *known])}"
+            raise ArgumentError("model", f"there is no model {model!r}{near}")
+        self.net = models.get_model(model, weights=None, num_classes=classes)
+
+    def _pretrained(self) -> Values:
+        """Return the entry of `init_from` for the weights of torchvision, which only a new run reads."""
+        from torchvision import models
+
+        weights = models.get_model_weights(self._model).DEFAULT  # type: ignore[attr-defined]
+        weights.get_state_dict(progress=False, check_hash=True)  # downloads the file, unless it is there
+        file = Path(hub.get_dir(), "checkpoints", Path(weights.url).name)
+        return {"path": str(file), "rename": {"^": "net."}, "on_mismatch": "skip"}
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the logits, (B, classes), of images, (B, 3, H, W), or of grey ones, (B, 1, H, W)."""
+        logits: Tensor = self.net(image.expand(-1, 3, -1, -1))
+        return logits
+
+
+def _small(classes: int) -> nn.Sequential:
+    """Return a network of four convolutions for small images."""
+    found: list[nn.Module] = []
+    before = 3
+    for width, stride in ((32, 2), (64, 2), (128, 2), (128, 1)):
+        found += [nn.Conv2d(before, width, 3, stride, padding=1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
+        before = width
+    return nn.Sequential(*found, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(before, classes))
