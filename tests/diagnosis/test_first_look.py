@@ -111,7 +111,7 @@ CASES = {
         lambda path: write(path, people(20, "price", "label")),
         ["--target", "price"],
         "mae",
-        "prediction",
+        "prediction.0",
     ),
     "load.csv": (
         lambda path: write(path, load(480)),
