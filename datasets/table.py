@@ -275,7 +275,8 @@ class _Rows(Readable):
             wanted = [name for named in self.layout.values() for name in _listed(named)]
             if {*there}.isdisjoint(wanted):
                 raise ArgumentError(self.argument, f"{self.place} has none of the columns {listed(wanted)}")
-            self.layout = {key: each for key, each in self.layout.items() if not {*there}.isdisjoint(_listed(each))}
+            layout = self.layout.items()
+            self.layout = {key: each for key, each in layout if not each or not {*there}.isdisjoint(_listed(each))}
         self.load(own)
         self.count = next(map(len, self.columns.values()), 0)
 
@@ -660,7 +661,8 @@ class _Csv(_Rows):
         if self.may_lack:  # a target may be empty, too
             filled = {*self.forms.fill, *self.forms.fill_by}
             there = {name for name, cells in self.columns.items() if name in filled or cells.null_count < len(cells)}
-            self.layout = {key: each for key, each in self.layout.items() if not there.isdisjoint(_listed(each))}
+            layout = self.layout.items()
+            self.layout = {key: each for key, each in layout if not each or not there.isdisjoint(_listed(each))}
             self.columns = {name: self.columns[name] for name in self.to_fill()}
 
     def arrays(self) -> dict[str, Array | _Mapped]:

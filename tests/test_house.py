@@ -278,6 +278,7 @@ def test_every_file_has_a_test():
         "base/patterns": "models/optimizers/test_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",
+        "diagnosis/first_config": "diagnosis/test_first_look",
         "diagnosis/run_verification": "cli/test_verify_run",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",

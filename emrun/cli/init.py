@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import itertools
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
+from emrun.base.tables import width
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.cli.console import GivenPath, named, quietly
 from emrun.config.names import bases
+from emrun.diagnosis.first_config import Task, first_config
+from emrun.diagnosis.first_look import look
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
@@ -57,17 +62,33 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.command()
 @click.argument("directory", metavar="DIR", type=GivenPath(path_type=Path))
 @click.option(
-    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True,
+    "--from", "sample", metavar="SAMPLE", show_default=_DEFAULT,
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),
     help="The sample, or the base such as emrun:tabular, that is copied; an unknown name lists them all.",
 )  # fmt: skip
-def init(directory: Path, sample: str) -> None:
+@click.option(
+    "--data", metavar="PATH", type=GivenPath(path_type=Path),
+    help="Look at a folder of pictures, a .csv or a .parquet file, and write a config for it.",
+)  # fmt: skip
+@click.option("--target", "column", metavar="COLUMN", help="With --data: the column to predict.")
+@click.option(
+    "--task", type=click.Choice(get_args(Task)), help="With --data: what to learn; by default what the data look like."
+)
+def init(directory: Path, sample: str | None, data: Path | None, column: str | None, task: Task | None) -> None:
     """Create a project in DIR: a sample config, the Python files that it names, a README and a test.
 
     DIR must not exist, or be empty; a directory .git may be there. A config without other files is copied as
     config.yaml. Train it with: cd DIR; emrun train config.yaml
+
+    With --data PATH, the config is written for the data at PATH, which are only read: a base with its settings, and a
+    comment for each. What was seen is printed: rows, gaps, classes, sizes, and columns that are different in each row.
     """
+    if data is None and (column is not None or task is not None):
+        raise click.UsageError("--target and --task need --data PATH")
+    if data is not None and sample is not None:
+        raise click.UsageError("--data writes a config of its own; leave out --from")
     known = samples()
+    sample = sample or _DEFAULT
     if sample not in known:
         near = did_you_mean(sample, known)
         raise click.UsageError(f"there is no sample {sample!r}{near} (there are {listed(list(known))})")
@@ -77,14 +98,26 @@ def init(directory: Path, sample: str) -> None:
     names = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
     if names:
         raise click.UsageError(f"{target} is not empty (it has {few(names)}); name a new or an empty directory")
-    files = _files(known[sample])
+    made = None if data is None else first_config(look(expanded(data).resolve()), column, task)
+    files = _files(known[sample]) if made is None else _with_texts({"config.yaml": made.text().encode()}, target.name)
     try:
         _write(target, files)
     except OSError as error:
         raise StorageError(error.errno or errno.EIO, f"cannot write the project: {reason_of(error)}") from error
-    click.echo(f"created {target} from the sample {sample}: {listed(list(files))}")
+    origin = f"from the sample {sample}"
+    if made is not None:
+        origin = f"with emrun:{made.base}"
+        for line in made.seen:
+            click.echo(line)
+        if made.table is not None:
+            click.echo(made.table.folded(width(sys.stdout)))
+        for hint in made.hints:
+            click.echo(f"hint: {hint}")
+    click.echo(f"created {target} {origin}: {listed(list(files))}")
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
+    if made is not None:
+        click.echo(f"predict new data with: emrun predict RUN_DIR --data PATH -o {made.predictions}")
 
 
 def samples() -> dict[str, Path]:
@@ -102,13 +135,18 @@ def _files(sample: Path) -> dict[str, bytes]:
         files = {path.name: path.read_bytes() for path in copied}
     else:
         files = {"config.yaml": sample.read_bytes()}
+    return _with_texts(files, sample.stem)
+
+
+def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+    """Return the files of a project with a README and a test, unless they have these."""
     prepares = "prepare.py" in files
     texts = {
         "README.md": _README.format(
-            name=sample.stem,
+            name=name,
             about=_comment(files["config.yaml"].decode()),
             prepare=_PREPARE if prepares else "",
-            extras="metrics,data,transformers" if sample.name == "transformers" else "metrics,data",
+            extras="metrics,data,transformers" if name == "transformers" else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }

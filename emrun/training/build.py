@@ -95,7 +95,7 @@ def assemble(
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
-    prepared = _begin_preparation(plan, None if dataset is not None else classes)
+    prepared = _begin_preparation(plan, classes)
     prepared.is_new_data = is_new_data
     supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset

@@ -1,0 +1,303 @@
+"""What is in a folder of pictures or a file of rows for which there is no config yet."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emrun.base.errors import UsageError, needing, reason_of
+from emrun.base.types import Counts, Strings
+from emrun.base.wording import counted, did_you_mean, few, listed
+
+PICTURES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""The endings of the names of pictures."""
+_PARTS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
+_IMAGES = ("images", "image", "imgs", "img", "pictures")
+_MASKS = ("masks", "mask", "annotations", "segmentations")
+_MOST_OPENED = 500  # pictures whose sizes are read
+_TARGETS = ("target", "label", "class", "y")
+_MOST_CLASSES = 20  # of whole numbers, which otherwise are a target to regress
+_MOST_CATEGORIES = 100  # of texts, which otherwise are free texts
+_NAMES_ROWS = re.compile(r"(?i)(.*[^a-z])?(id|index|key|nr|no|number)")
+
+
+@dataclass
+class Pictures:
+    """Pictures of classes, or with masks.
+
+    Args:
+        root: the folder.
+        parts: `train`, and perhaps `valid` and `test` -> its folder; only `train` if the pictures are not divided.
+        classes: class -> number of train pictures; nothing with masks.
+        masks: part -> the folder of its masks; nothing with classes.
+    """
+
+    root: Path
+    parts: dict[str, Path]
+    classes: Counts = field(default_factory=dict)
+    masks: dict[str, Path] = field(default_factory=dict)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Height and width -> number of pictures, of those that were opened."""
+    is_grey: bool = False
+
+
+@dataclass
+class Column:
+    """A column of a file of rows.
+
+    Args:
+        name: the name.
+        kind: `whole`, `number`, `text`, `flag`, `date`, `empty` or `other`.
+        gaps: the number of cells without a value.
+        first_gap: the row of the first of them in the file, or None.
+        counts: value as text -> number of rows, the most frequent first.
+        is_counter: whether the values are whole numbers, each one more than that of the row before.
+    """
+
+    name: str
+    kind: str
+    gaps: int
+    first_gap: int | None
+    counts: Counts
+    is_counter: bool
+
+    def names_rows(self, rows: int) -> bool:
+        """Return whether the values are ids: different in each row, and texts or whole numbers that are called so."""
+        is_named = self.is_counter or _NAMES_ROWS.fullmatch(self.name) is not None
+        is_id = self.kind == "text" or (self.kind == "whole" and is_named)
+        return is_id and not self.gaps and len(self.counts) == rows and rows > 1
+
+
+@dataclass
+class Rows:
+    """A file of rows."""
+
+    path: Path
+    count: int
+    columns: dict[str, Column]
+    table: Any = None
+
+
+def look(path: Path) -> Pictures | Rows:
+    """Look at a path.
+
+    Raises:
+        UsageError: there is nothing to learn from; the message says what there is.
+        MissingExtra: a library to read the file is not installed.
+    """
+    if path.is_dir():
+        return _look_at_pictures(path)
+    if not path.is_file():
+        raise UsageError(f"there is no file or folder {path}")
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise UsageError(f"{path} is not a .csv or .parquet file, nor a folder of pictures")
+    return _look_at_rows(path)
+
+
+# Pictures
+
+
+def _look_at_pictures(root: Path) -> Pictures:
+    folders = _folders(root)
+    parts = {part: folders[name] for part, names in _PARTS.items() for name in names if name in folders}
+    parts = parts if "train" in parts else {"train": root}
+    seen = Pictures(root, parts)
+    files: list[Path] = []
+    for part, folder in parts.items():
+        inside = _folders(folder)
+        images = next((inside[name] for name in _IMAGES if name in inside), None)
+        masks = next((inside[name] for name in _MASKS if name in inside), None)
+        if images is not None and masks is not None:
+            seen.parts[part] = images
+            seen.masks[part] = masks
+            files += _pictures_in(images)
+            _check_pairs(images, masks)
+            continue
+        by_class = {name: _pictures_in(each) for name, each in inside.items()}
+        if empty := [name for name, each in by_class.items() if not each and any(by_class.values())]:
+            raise UsageError(f"{folder / empty[0]} has no pictures; the folders of {folder.name} are the classes")
+        by_class = {name: each for name, each in by_class.items() if each}
+        if part == "train":
+            _check_classes(folder, by_class)
+            seen.classes = {name: len(each) for name, each in by_class.items()}
+            files = [file for each in by_class.values() for file in each]
+        elif other := set(by_class) ^ set(seen.classes):
+            raise UsageError(f"{folder} has other classes than {parts['train']}: {listed(sorted(other))}")
+    seen.is_grey = _are_grey(seen, files)
+    return seen
+
+
+def _check_classes(folder: Path, by_class: dict[str, list[Path]]) -> None:
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    rows = [path.name for path in files if path.suffix.lower() in (".csv", ".parquet")]
+    if not by_class and rows:
+        raise UsageError(f"{folder} has no folders of pictures; for its rows, write --data {folder / rows[0]}")
+    if not by_class:
+        there = few([path.name for path in sorted(folder.iterdir())]) or "nothing"
+        raise UsageError(f"{folder} has no folders of pictures (it has {there}); put those of each class into a folder")
+    if len(by_class) == 1:
+        (name,) = by_class
+        what = f"{folder} has one class, {name}, so that there is nothing to tell apart"
+        raise UsageError(f"{what}; put the pictures of each class into a folder of their own")
+    if small := next((name for name, each in by_class.items() if len(each) < 2), None):
+        raise UsageError(f"{folder / small} has one picture; a class needs one to train on and one to evaluate on")
+
+
+def _check_pairs(images: Path, masks: Path) -> None:
+    stems = {part: {path.stem for path in _pictures_in(folder)} for part, folder in (("i", images), ("m", masks))}
+    if not stems["i"]:
+        raise UsageError(f"{images} has no pictures")
+    if lonely := sorted(stems["i"] ^ stems["m"]):
+        folder = masks if lonely[0] in stems["i"] else images
+        raise UsageError(f"{folder} has no picture {lonely[0]}, which {images if folder == masks else masks} has")
+
+
+def _are_grey(seen: Pictures, files: list[Path]) -> bool:
+    """Read the headers of some pictures, evenly spread, count their sizes, and return whether all are grey.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    with needing("a look at pictures", "Pillow", "data"):
+        from PIL import Image
+    modes = set()
+    for file in files[:: -(-len(files) // _MOST_OPENED)]:
+        try:
+            with Image.open(file) as image:
+                seen.sizes[image.height, image.width] += 1
+                modes.add(image.mode)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {reason_of(error)}") from error
+    return modes <= {"L", "1"}
+
+
+def _folders(root: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+# Rows
+
+
+def _look_at_rows(path: Path) -> Rows:
+    with needing("a look at rows", "pyarrow", "data"):
+        import pyarrow as pa
+    try:
+        table = _read(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {reason_of(error)}") from error
+    names = [name.strip() for name in table.column_names]
+    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    if other is not None:
+        raise UsageError(f"{path}: cells are separated by {other!r}; write commas")
+    if twice := next((name for name in names if not name or names.count(name) > 1), None):
+        raise UsageError(f"{path}: {twice!r} is the name of several columns; rename them")
+    if not table.num_rows:
+        raise UsageError(f"{path} has no rows")
+    table = table.rename_columns(names)
+    first = 2 if path.suffix.lower() == ".csv" else 1
+    columns = {name: _column(name, table.column(name), first) for name in names}
+    return Rows(path, table.num_rows, columns, table)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    from pyarrow import csv
+
+    return csv.read_csv(
+        path,
+        csv.ReadOptions(use_threads=False, block_size=2**24),  # in one thread, errors have the row
+        csv.ParseOptions(newlines_in_values=True),
+        csv.ConvertOptions(null_values=[""], strings_can_be_null=True),
+    )
+
+
+def _column(name: str, cells: Any, first: int) -> Column:
+    from pyarrow import compute, types
+
+    kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    if types.is_floating(kind):
+        cells = compute.if_else(compute.is_nan(cells), None, cells)
+    checks = {
+        "empty": types.is_null,
+        "whole": types.is_integer,
+        "number": lambda each: types.is_floating(each) or types.is_decimal(each),
+        "flag": types.is_boolean,
+        "date": lambda each: types.is_date(each) or types.is_timestamp(each),
+        "text": lambda each: types.is_string(each) or types.is_large_string(each),
+    }
+    word = next((word for word, is_so in checks.items() if is_so(kind)), "other")
+    gaps = cells.null_count
+    word = "empty" if gaps == len(cells) else word
+    counts = {} if word == "other" else Counter(cells.drop_null().to_pylist())
+    is_counter = word == "whole" and not gaps and bool((np.diff(cells.to_numpy()) == 1).all())
+    return Column(
+        name,
+        word,
+        gaps,
+        cells.is_null().index(True).as_py() + first if gaps else None,
+        {str(value): count for value, count in Counter(counts).most_common()},
+        is_counter,
+    )
+
+
+def target_of(rows: Rows, given: str | None) -> Column:
+    """Return the column to predict: that which is given, or one that is called so, or the last one that may be it.
+
+    Raises:
+        UsageError: there is no such column, or nothing can be learnt about it.
+    """
+    names = list(rows.columns)
+    if given is not None and given not in names:
+        near = did_you_mean(given, names)
+        raise UsageError(f"{rows.path.name} has no column {given!r}{near} (there is {listed(names)})")
+    able = [each for each in rows.columns.values() if each.kind not in ("empty", "other", "date")]
+    able = [each for each in able if not each.names_rows(rows.count)]
+    called = [each.name for each in able if each.name.lower() in _TARGETS]
+    last = [each.name for each in able[-1:]]
+    name = next(iter([given] if given is not None else called + last), None)
+    if name is None:
+        raise UsageError(f"{rows.path.name} has no column to predict (there is {listed(names)}); name one by --target")
+    column = rows.columns[name]
+    what = f"column {name!r} is the target"
+    if column.gaps:
+        where = f"{rows.path.name}, row {column.first_gap}"
+        count = counted(column.gaps, "gap")
+        raise UsageError(f"{where}: {what} and has {count}, this is the first; write values, or leave the rows out")
+    if column.names_rows(rows.count) or (column.kind == "date" and len(column.counts) == rows.count):
+        others = listed([each.name for each in able if each.name != name])
+        raise UsageError(f"{what}, but is different in each row, as a name is; choose another by --target ({others})")
+    if column.kind in ("other", "date"):
+        raise UsageError(f"{what}, but has neither numbers nor texts; choose another by --target")
+    if len(column.counts) < 2:
+        raise UsageError(f"{what}, but has the value {next(iter(column.counts))!r} only; choose another by --target")
+    return column
+
+
+def is_of_classes(column: Column, rows: int) -> bool:
+    """Return whether a target has classes rather than numbers."""
+    if column.kind == "whole":
+        return len(column.counts) <= min(_MOST_CLASSES, rows // 5)
+    return column.kind in ("text", "flag")
+
+
+def is_category(column: Column, rows: int) -> bool:
+    """Return whether a column of texts has categories rather than names or free texts."""
+    return column.kind in ("text", "flag") and 1 < len(column.counts) <= max(2, min(_MOST_CATEGORIES, rows // 2))
+
+
+def names_of(columns: list[Column]) -> Strings:
+    """Return the names of columns."""
+    return [each.name for each in columns]

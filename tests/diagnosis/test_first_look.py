@@ -1,0 +1,316 @@
+"""`emrun init --data`: what is seen in data, the config for it, and the whole way to predictions on new files."""
+
+import csv
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from emrun import create_training, evaluate, load_config, predict
+from emrun.base.errors import UsageError
+from emrun.cli import emrun as commands
+from emrun.diagnosis.first_config import first_config
+from emrun.diagnosis.first_look import look
+from emrun.diagnosis.tryout import try_out
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "none"))
+    return tmp_path
+
+
+def begin(*words):
+    """Call `emrun init` in this process; return its exit status and what it has told."""
+    done = CliRunner().invoke(commands, ["init", "made", *words], standalone_mode=False)
+    return getattr(done.exception, "exit_code", done.return_value), f"{done.output}{done.exception or ''}"
+
+
+def pictures(root, count=12, size=16, mode="RGB"):
+    """Write pictures of two classes: dark ones and bright ones."""
+    for name, base in (("dark", 70), ("bright", 180)):
+        (Path(root) / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = RNG.normal(base, 40, (size, size, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).convert(mode).save(Path(root, name, f"{number}.png"))
+
+
+def people(count, *without):
+    """Return columns of persons: names, ages with gaps, cities, days, a class and a number."""
+    draw = random.Random(count)
+    ages = [round(draw.gauss(40, 12)) for _ in range(count)]
+    columns = {
+        "name": [f"p{row}" for row in range(count)],
+        "age": [None if row % 50 == 3 else age for row, age in enumerate(ages)],
+        "city": [draw.choice(["Brno", "Rome", "Oslo"]) for _ in range(count)],
+        "joined": [str(np.datetime64("2020-01-01") + row) for row in range(count)],
+        "always": ["x"] * count,
+        "price": [1000 + 10 * age + draw.random() for age in ages],
+        "label": ["old" if age > 40 else "young" for age in ages],
+    }
+    return {name: each for name, each in columns.items() if name not in without}
+
+
+def write(path, columns):
+    table = pa.table(columns)
+    if str(path).endswith(".parquet"):
+        pa.parquet.write_table(table, path)
+        return
+    with Path(path).open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.column_names)
+        writer.writerows([["" if each is None else each for each in row.values()] for row in table.to_pylist()])
+
+
+def load(count):
+    hours = np.datetime64("2024-01-01T00") + np.arange(count)
+    values = 10 + np.sin(np.arange(count) * 2 * np.pi / 24) + RNG.normal(0, 0.05, count)
+    return {"time": [str(each).replace("T", " ") + ":00:00" for each in hours], "load": values.round(3).tolist()}
+
+
+def write_folder(path):
+    pictures(path)
+
+
+def write_new_folder(path):
+    pictures("other", 3)
+    Path(path).mkdir()
+    for name in ("dark", "bright"):
+        for file in Path("other", name).iterdir():
+            shutil.copy(file, Path(path, f"{name}-{file.name}"))
+
+
+CASES = {
+    "pictures": (write_folder, write_new_folder, [], "accuracy", "name"),
+    "people.csv": (
+        lambda path: write(path, people(300)),
+        lambda path: write(path, people(20, "label", "always", "joined")),
+        ["--target", "label"],
+        "accuracy",
+        "name",
+    ),
+    "people.parquet": (
+        lambda path: write(path, people(300, "joined")),
+        lambda path: write(path, people(20, "label", "joined")),
+        [],
+        "accuracy",
+        "name",
+    ),
+    "prices.csv": (
+        lambda path: write(path, people(300, "label")),
+        lambda path: write(path, people(20, "price", "label")),
+        ["--target", "price"],
+        "mae",
+        "prediction.0",
+    ),
+    "load.csv": (
+        lambda path: write(path, load(480)),
+        lambda path: write(path, load(50)),
+        ["--task", "forecast"],
+        "mae",
+        "forecast.0.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_from_data_to_predictions_on_new_files(name):
+    prepare, prepare_new, words, measure, column = CASES[name]
+    prepare(name)
+    status, told = begin("--data", name, *words)
+    assert status == 0, told
+    lines = Path("made/config.yaml").read_text().splitlines()
+    assert len(lines) <= 25
+    assert not list(Path("made").glob("my_*.py"))
+    assert all("#" in line for line in lines[4:])  # a comment for each choice
+    # the config works, and the model learns
+    config = load_config("made")
+    try_out(config)
+    training = create_training(config, output_dir="run", overrides=["vars.epochs=12", "vars.patience=12"])
+    assert training.main_loop.run_training().status == "finished"
+    found = evaluate("run", "test")["test"][measure]["mean"]
+    assert found > 0.8 if measure == "accuracy" else found < {"prices.csv": 80, "load.csv": 0.5}[name], found
+    # new files, where the train data are not
+    new = Path(f"new{Path(name).suffix}")
+    prepare_new(new)
+    (shutil.rmtree if Path(name).is_dir() else Path.unlink)(Path(name))
+    predict("run", data=new, file="p.csv", probabilities=measure == "accuracy")
+    with Path("p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    assert column in rows[0]
+    assert "id" in rows[0]
+
+
+def told_of(path, target=None, task=None):
+    made = first_config(look(Path(path).resolve()), target, task)
+    return made, {row[0]: row[4] for row in made.table.rows} if made.table else {}
+
+
+def test_each_column_gets_a_use():
+    more = {"row": list(range(60)), "empty": [None] * 60, "text": [f"a text {row // 2}" for row in range(60)]}
+    write("t.csv", {**people(60), **more})
+    made, uses = told_of("t.csv", "label")
+    assert uses == {
+        "name": "id",
+        "age": "numbers",
+        "city": "categories",
+        "joined": "left out: a date",
+        "always": "left out: one value only",
+        "price": "numbers",
+        "label": "target",
+        "row": "left out: different in each row",
+        "empty": "left out: no values",
+        "text": "categories",
+    }
+    assert made.vars["fill"][0] == {"age": {"by": "median"}}
+    assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "by": "label"}
+    assert "time: joined" in made.hints[0]
+    assert "--task forecast" in made.hints[0]
+    made, _ = told_of("t.csv", "price")
+    assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "time": "joined"}
+
+
+def test_numbers_among_which_are_texts_are_left_out_and_told():
+    columns = people(30)
+    columns["age"] = [str(each) for each in columns["age"]]  # None
+    write("t.csv", columns)
+    _, uses = told_of("t.csv", "label")
+    assert uses["age"] == "left out: numbers, but also 'None'; leave such cells empty"
+
+
+@pytest.mark.parametrize(
+    ("columns", "target", "message"),
+    [
+        (people(30), "name", r"column 'name' is the target, but is different in each row, as a name is; .*\(age, city"),
+        (people(30), "joined", r"column 'joined' is the target, but is different in each row"),
+        (people(60), "age", r"t\.csv, row 5: column 'age' is the target and has 2 gaps, this is the first; write"),
+        (people(30), "always", r"column 'always' is the target, but has the value 'x' only"),
+        (people(30), "lable", r"t\.csv has no column 'lable'; did you mean 'label'\?"),
+        ({"n": list(range(9)), "x": [0.5] * 9}, "n", r"column 'n' is the target, but is different in each row"),
+        ({"x": [1.5, 2, 2], "y": ["a", "b", "a"]}, "y", r"t\.csv has 3 rows; too few to train"),
+        ({"x": [1.5] * 9 + [2], "y": [*"abcdefgha", "a"]}, "y", r"column 'y' has 8 different values in 10 rows"),
+        ({"name": ["a", "b", "c"], "y": ["a", "b", "a"]}, "y", r"no column from which 'y' can be predicted"),
+    ],
+)  # fmt: skip
+def test_rows_from_which_nothing_can_be_learnt_are_refused(columns, target, message):
+    write("t.csv", columns)
+    with pytest.raises(UsageError, match=message):
+        told_of("t.csv", target)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"t\.csv cannot be read: Empty CSV file"),
+        ("a,b\n", r"t\.csv has no rows"),
+        ("a,b\n1,2\n3;4\n", r"t\.csv cannot be read: CSV parse error: Row #3: Expected 2 columns, got 1: 3;4"),
+        ("a;b\n1;2\n", r"t\.csv: cells are separated by ';'; write commas"),
+        ("a\tb\n1\t2\n", r"t\.csv: cells are separated by '\\t'; write commas"),
+        ("a,a\n1,2\n", r"t\.csv: 'a' is the name of several columns"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused(text, message):
+    Path("t.csv").write_text(text)
+    status, told = begin("--data", "t.csv")
+    assert status == 2 or "Error" in told
+    with pytest.raises(UsageError, match=message):
+        look(Path("t.csv"))
+    assert not Path("made").exists()
+
+
+def test_folders_without_classes_are_refused():
+    pictures("one")
+    shutil.rmtree("one/dark")
+    pictures("hollow")
+    Path("hollow/empty").mkdir()
+    pictures("small", 1)
+    pictures("flat/of")
+    shutil.copytree("flat/of/dark", "plain")
+    Path("rows").mkdir()
+    write("rows/t.csv", people(9))
+    Path("nothing").mkdir()
+    for path, message in (
+        ("one", r"one has one class, bright, so that there is nothing to tell apart; put the pictures of each class"),
+        ("hollow", r"hollow/empty has no pictures; the folders of hollow are the classes"),
+        ("small", r"small/bright has one picture; a class needs one to train on and one to evaluate on"),
+        ("plain", r"plain has no folders of pictures \(it has 0\.png, .*\); put those of each class into a folder"),
+        ("rows", r"rows has no folders of pictures; for its rows, write --data .*rows/t\.csv"),
+        ("nothing", r"nothing has no folders of pictures \(it has nothing\)"),
+        ("nowhere", r"there is no file or folder nowhere"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            look(Path(path))
+
+
+def test_grey_pictures_in_folders_for_parts():
+    pictures("all/train", 8, mode="L")
+    pictures("all/val", 3, mode="L")
+    made, _ = told_of("all")
+    values = {key: value for key, (value, _) in made.vars.items()}
+    assert values["root"].endswith("all/train")
+    assert values["valid"].endswith("all/val")
+    assert values["split"] is None
+    assert (values["size"], values["image_mode"], values["mean"]) == (16, "L", [0.5])
+    shutil.rmtree("all/val/dark")
+    with pytest.raises(UsageError, match=r"all/val has other classes than .*all/train: dark"):
+        told_of("all")
+
+
+def test_rows_in_time_that_are_several_series_or_not_even():
+    series = load(60)
+    write("t.csv", {**{name: each * 2 for name, each in series.items()}, "house": ["a"] * 60 + ["b"] * 60})
+    made, uses = told_of("t.csv", "load", "forecast")
+    assert (uses["time"], uses["house"], uses["load"]) == ("order", "group", "columns and targets")
+    assert (made.vars["order"][0], made.vars["group"][0], made.vars["future"][0]) == ("time", "house", 6)
+    write("t.csv", {name: each[:20] + each[25:] for name, each in series.items()})
+    made, _ = told_of("t.csv", "load", "forecast")
+    assert made.vars["order"] == (None, "rows are not evenly apart")
+    for columns, message in (
+        ({name: each * 2 for name, each in series.items()}, r"'time' has a time twice, or its rows are neither evenly"),
+        ({name: each[:9] for name, each in series.items()}, r"t\.csv has 9 rows in time; a forecast needs 20 or more"),
+        ({"load": series["load"]}, r"t\.csv has no column of times without gaps"),
+    ):
+        write("t.csv", columns)
+        with pytest.raises(UsageError, match=message):
+            told_of("t.csv", "load", "forecast")
+
+
+def test_options_that_do_not_go_together():
+    pictures("pictures")
+    write("t.csv", people(30))
+    for words, message in (
+        (["--target", "y"], "--target and --task need --data PATH"),
+        (["--data", "t.csv", "--from", "minimal"], "--data writes a config of its own; leave out --from"),
+        (["--data", "pictures", "--target", "y"], "which have no column 'y'; leave out --target"),
+        (["--data", "pictures", "--task", "forecast"], "has pictures of classes; --task forecast needs other data"),
+        (["--data", "t.csv", "--task", "segmentation"], "rows have no masks; leave out --task"),
+        (["--data", "t.csv", "--task", "regression"], "column 'label' has texts, no numbers; leave out --task"),
+    ):
+        status, told = begin(*words)
+        assert status == 2, told
+        assert message in told
+    assert not Path("made").exists()
+    Path("made").mkdir()
+    Path("made/mine.txt").write_text("mine")
+    assert begin("--data", "t.csv")[0] == 2
+    assert [path.name for path in Path("made").iterdir()] == ["mine.txt"]
+
+
+def test_weights_that_are_on_the_machine_are_begun_with(monkeypatch, tmp_path):
+    pictures("pictures")
+    assert told_of("pictures")[0].vars["pretrained"][0] is False
+    (tmp_path / "none/hub/checkpoints").mkdir(parents=True)
+    (tmp_path / "none/hub/checkpoints/resnet18-f37072fd.pth").write_bytes(b"")
+    values = told_of("pictures")[0].vars
+    assert (values["model"][0], values["pretrained"][0]) == ("resnet18", True)
