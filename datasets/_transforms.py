@@ -299,7 +299,7 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         what = f"torchvision.transforms.v2 has no transform {name!r}{did_you_mean(name, names)}"
         raise ArgumentError(place, f"{what}; write {{class: my_module.MyTransform}} for one of your own")
     if name in _OF_BATCHES:
-        raise ArgumentError(place, f"{name} mixes the examples of a batch, and transforms get one; use the hook MixUp")
+        raise ArgumentError(place, f"{name} mixes the examples of a batch, and transforms get one; use the hook Mixup")
     arguments = dict(given) if isinstance(given, Mapping) else {}
     if isinstance(inner := arguments.get("transforms"), list | tuple):
         arguments["transforms"] = [
