@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import OF_BASE
 from emrun.base.lazy import homes
 from emrun.base.preparations import PREPARATION
-from emrun.base.errors import OF_BASE
 from emrun.base.wording import did_you_mean, normalised
 
 _HOUSE = Path(__file__).parents[1]
