@@ -50,7 +50,7 @@ class ColumnForms:
         normalize: Mapping[str, Normalize] | None = None,
         future: Strings = (),
     ) -> None:
-        named = categories or []
+        named: Any = categories or []
         if isinstance(named, list | tuple):
             lists = [each if isinstance(each, list | tuple) else [each] for each in named]
             named = list(chain.from_iterable(lists))
@@ -69,7 +69,7 @@ class ColumnForms:
             check_choice(f"normalize.{name}", each, Normalize)
         self.scales: dict[str, Json] = {}
         """Source -> how it is scaled, once it is known."""
-        self.categories = tuple(dict.fromkeys(named))
+        self.categories: tuple[str, ...] = tuple(dict.fromkeys(named))
         self.types: Named = {}
         """Column -> the type of Arrow that it is read as, once it is known."""
         self.names: dict[str, list[str]] = {}

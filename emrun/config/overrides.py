@@ -77,7 +77,8 @@ def with_hooks(hooks: list[Node], changes: Node) -> Node:
     for name, arguments in changes.value.items():
         given = replace(arguments, value={}) if arguments.value is None else arguments
         overriding.set_at(["hooks", str(name)], given)
-    return overriding.tree.value["hooks"]
+    changed: Node = overriding.tree.value["hooks"]
+    return changed
 
 
 def override(config: Node, overrides: Sequence[str]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,13 +16,16 @@ SMALL = "small"
 """The name of a network for images that needs no other package."""
 
 
-def layers(before: int, width: int, depth: int, dropout: float) -> nn.Sequential:
-    """Return hidden layers of a width: linear, normalised, GELU, dropout."""
+_EMBEDDED = 8  # the width of the embedding of a category
+
+
+def layers(before: int, widths: Sequence[int], dropout: float, outputs: int) -> nn.Sequential:
+    """Return hidden layers of some widths, each linear, normalised, GELU and dropout, and a linear last one."""
     found: list[nn.Module] = []
-    for _ in range(depth):
+    for width in widths:
         found += [nn.Linear(before, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(dropout)]
         before = width
-    return nn.Sequential(*found)
+    return nn.Sequential(*found, nn.Linear(before, outputs))
 
 
 class TableNet(nn.Module):
@@ -32,10 +36,8 @@ class TableNet(nn.Module):
         categories: the number of columns of categories.
         embeddings: the number of rows of the embedding of all categories.
         outputs: the number of values or classes.
-        width: the width of the hidden layers.
-        depth: the number of hidden layers.
+        hidden: the widths of the hidden layers.
         dropout: the share of hidden values that are left out in training.
-        embedding: the width of the embedding of a category.
     """
 
     def __init__(
@@ -44,18 +46,14 @@ class TableNet(nn.Module):
         categories: int,
         embeddings: int,
         outputs: int,
-        width: int = 128,
-        depth: int = 2,
+        hidden: Sequence[int] = (128, 128),
         dropout: float = 0.1,
-        embedding: int = 8,
     ) -> None:
         super().__init__()
         if numbers + categories == 0:
             raise ArgumentError("numbers", "there is no column to predict from; list some as numbers or categories")
-        self.embedding = nn.Embedding(embeddings, embedding) if categories else None
-        before = numbers + categories * embedding
-        self.hidden = layers(before, width, depth, dropout)
-        self.last = nn.Linear(width if depth else before, outputs)
+        self.embedding = nn.Embedding(embeddings, _EMBEDDED) if categories else None
+        self.layers = layers(numbers + categories * _EMBEDDED, hidden, dropout, outputs)
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         """Return the outputs, (B, outputs).
@@ -67,7 +65,7 @@ class TableNet(nn.Module):
         values = numbers
         if self.embedding is not None:
             values = torch.cat([numbers, self.embedding(categories).flatten(1)], dim=1)
-        outputs: Tensor = self.last(self.hidden(values))
+        outputs: Tensor = self.layers(values)
         return outputs
 
 
@@ -79,25 +77,29 @@ class SeriesNet(nn.Module):
         columns: the number of series that are known.
         future: the number of times to predict.
         outputs: the number of series to predict.
-        width: the width of the hidden layers.
-        depth: the number of hidden layers.
+        hidden: the widths of the hidden layers.
         dropout: the share of hidden values that are left out in training.
     """
 
     def __init__(
-        self, past: int, columns: int, future: int, outputs: int, width: int = 128, depth: int = 2, dropout: float = 0.1
+        self,
+        past: int,
+        columns: int,
+        future: int,
+        outputs: int,
+        hidden: Sequence[int] = (128, 128),
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self._shape = (future, outputs)
         self.linear = nn.Linear(past * columns, future * outputs)
-        self.hidden = layers(past * columns, width, depth, dropout)
-        self.last = nn.Linear(width if depth else past * columns, future * outputs)
+        self.layers = layers(past * columns, hidden, dropout, future * outputs)
 
     def forward(self, past: Tensor) -> Tensor:
         """Return the future, (B, future, outputs), of the past, (B, past, columns)."""
         values = past.flatten(1)
-        outputs: Tensor = self.linear(values) + self.last(self.hidden(values))
-        return outputs.unflatten(1, self._shape)
+        outputs: Tensor = self.linear(values) + self.layers(values)
+        return outputs.reshape(-1, *self._shape)
 
 
 class ImageNet(nn.Module):
@@ -133,7 +135,7 @@ class ImageNet(nn.Module):
         """Return the entry of `init_from` for the weights of torchvision, which only a new run reads."""
         from torchvision import models
 
-        weights = models.get_model_weights(self._model).DEFAULT  # type: ignore[attr-defined]
+        weights = models.get_model_weights(self._model).DEFAULT
         weights.get_state_dict(progress=False, check_hash=True)  # downloads the file, unless it is there
         file = Path(hub.get_dir(), "checkpoints", Path(weights.url).name)
         return {"path": str(file), "rename": {"^": "net."}, "on_mismatch": "skip"}

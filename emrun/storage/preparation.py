@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emrun.base.errors import StateError, reason_of
 from emrun.base.preparations import Preparations
-from emrun.base.types import Counts, Json
+from emrun.base.types import Json
 from emrun.storage.files import opened_regular, refuse_timeout, storing, write_atomically
 
 PREPARATION_FILE = "preparation.json"
@@ -36,7 +36,7 @@ def _read(path: Path) -> Preparations:
             found = json.load(file)
         version = found["format"]
         datasets: dict[str, Json] = {key: dict(each) for key, each in found["datasets"].items()}
-        numbers: Counts = {name: int(each) for name, each in found.get("numbers", {}).items()}
+        numbers = {name: int(each) for name, each in found.get("numbers", {}).items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         refuse_timeout(error, path)
         advice = "copy that of a checkpoint of the run, checkpoints/*/preparation.json, over it"

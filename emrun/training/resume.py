@@ -178,7 +178,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     recipes = [
         recipe for recipe in plan.hooks if isinstance(recipe.target, type) and issubclass(recipe.target, AbstractSink)
     ]
-    supplied = {"output_dir": run.directory, "model": None, "dataset": None}
+    supplied: dict[str, Any] = {"output_dir": run.directory, "model": None, "dataset": None}
     supplied[PREPARATION] = read_preparation(run.directory)
     with run.log:
         sinks = [recipe.build(supplied) for recipe in recipes]

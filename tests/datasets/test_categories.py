@@ -289,7 +289,8 @@ def test_a_source_of_several_categories_has_numbers_that_differ_by_column(ending
     assert [each.message.rpartition(" ")[2] for each in caplog.records] == ["3", "7"]
     assert data_numbers(dataset) == {
         "classes.city": 3, "classes.size": 3, "classes.y": 2, "embeddings.city": 4, "embeddings.size": 4,
-        "embeddings.y": 3, "embeddings.of": 8, "width.x": 1, "width.of": 2, "width.none": 0, "width.y": 1,
+        "embeddings.y": 3, "embeddings.of": 8, "embeddings.none": 0, "width.x": 1, "width.of": 2,
+        "width.none": 0, "width.y": 1,
     }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from emrun.models.networks import ImageNet, SeriesNet, TableNet
 
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, 0), (0, 2), (3, 2)])
-@pytest.mark.parametrize("depth", [0, 2])
-def test_rows_have_numbers_or_categories_or_both(numbers, categories, depth):
-    net = TableNet(numbers, categories, 5 * categories, 4, depth=depth)
+@pytest.mark.parametrize("hidden", [[], [8, 4]])
+def test_rows_have_numbers_or_categories_or_both(numbers, categories, hidden):
+    net = TableNet(numbers, categories, 5 * categories, 4, hidden)
     rows = torch.zeros(1, numbers), torch.zeros(1, categories, dtype=torch.int64)
     assert net(*rows).shape == (1, 4)
     assert all(each.numel() for each in net.parameters())
@@ -22,7 +22,7 @@ def test_rows_have_something():
 
 
 def test_a_series_is_told_in_all_its_columns():
-    assert SeriesNet(6, 2, 3, 1, depth=0)(torch.zeros(4, 6, 2)).shape == (4, 3, 1)
+    assert SeriesNet(6, 2, 3, 1, [])(torch.zeros(4, 6, 2)).shape == (4, 3, 1)
 
 
 @pytest.mark.parametrize("size", [8, 33])
