@@ -13,7 +13,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
-from emrun.base.tables import width
+from emrun.base.tables import Table, width
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.cli.console import GivenPath, named, quietly
 from emrun.config.names import bases
@@ -108,11 +108,7 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     if made is not None:
         origin = f"with emrun:{made.base}"
         for line in made.seen:
-            click.echo(line)
-        if made.table is not None:
-            click.echo(made.table.folded(width(sys.stdout)))
-        for hint in made.hints:
-            click.echo(f"hint: {hint}")
+            click.echo(line.folded(width(sys.stdout)) if isinstance(line, Table) else line)
     click.echo(f"created {target} {origin}: {listed(list(files))}")
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")

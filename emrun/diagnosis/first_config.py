@@ -27,6 +27,11 @@ _LATE = 1.5  # times the usual distance of two rows, from which on rows are miss
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan"}  # of YAML, old and new
 _WEIGHTS = "resnet18-*.pth"
+_PATIENCE = "ends before if `valid` gets no better"
+_DATE = "left out: a date"
+Setting = tuple[Any, str]
+"""A value and its comment."""
+Vars = dict[str, Setting]
 
 
 @dataclass
@@ -38,16 +43,12 @@ class FirstConfig:
         about: what it does, for the first line.
         vars: key -> value and comment.
         seen: what is said of the data.
-        table: the columns, for a file of rows.
-        hints: what else can be done.
     """
 
     base: str
     about: str
-    vars: dict[str, tuple[Any, str]]
-    seen: list[str]
-    table: Table | None
-    hints: list[str]
+    vars: Vars
+    seen: Sequence[str | Table]
 
     @property
     def predictions(self) -> str:
@@ -58,11 +59,11 @@ class FirstConfig:
 
     def text(self) -> str:
         """Return the YAML."""
-        lines = [f"# {self.about}", f"extends: emrun:{self.base}", "seed: 1", "vars:"]
-        body = [f"  {key}: {_flow(value)}" for key, (value, _) in self.vars.items()]
-        width = min(60, max(map(len, body), default=0))
-        comments = [comment for _, comment in self.vars.values()]
-        lines += [f"{line:{width}}  # {comment}" for line, comment in zip(body, comments, strict=True)]
+        about = f"# {self.about}; what else can be set: emrun show emrun:{self.base}"
+        lines = [about, f"extends: emrun:{self.base}", "seed: 1", "vars:"]
+        for key, (value, comment) in self.vars.items():
+            setting = f"{key}: {_flow(value)}"
+            lines.append(f"  {setting:44}  # {comment}")
         return "\n".join(lines) + "\n"
 
 
@@ -105,58 +106,47 @@ def _flow(value: Any) -> str:
 
 
 def _classification(seen: Pictures) -> FirstConfig:
-    counts = ", ".join(f"{name} {count}" for name, count in list(seen.classes.items())[:10])
-    more = ", ..." if len(seen.classes) > 10 else ""
-    fewest = min(seen.classes.values())
-    values: dict[str, tuple[Any, str]] = {
-        "root": (str(seen.parts["train"]), f"{counted(len(seen.classes), 'class', 'es')}: {counts}{more}"),
-        **_divided(seen.parts, fewest, "label"),
-        **_of_size(seen),
-        "flip": (True, "false if left and right mean something, as in texts and arrows"),
-        **_network(),
-        "epochs": (30, "ends before if `valid` gets no better"),
-    }
-    about = f"Classifies the pictures of {seen.root.name}; what else can be set: emrun show emrun:image_classification"
-    said = [
-        f"{seen.root}: {counted(sum(seen.classes.values()), 'picture')} of {len(seen.classes)} classes: {counts}{more}",
-        _sizes_of(seen),
-    ]
-    return FirstConfig("image_classification", about, values, said, None, [])
+    classes = few([f"{name} {count}" for name, count in seen.classes.items()])
+    count = counted(len(seen.classes), "class", "es")
+    values: Vars = {"root": (str(seen.parts["train"]), f"{count}: {classes}")}
+    others = {part: folder for part, folder in seen.parts.items() if part != "train"}
+    values |= {part: (str(folder), "to evaluate on") for part, folder in others.items()}
+    shares = _shares(seen.root.name, min(seen.classes.values()), "label")
+    values["split"] = (None, "these folders are the parts") if others else shares
+    values |= _of_size(seen)
+    values["flip"] = (True, "false if left and right mean something, as in texts and arrows")
+    values |= _network()
+    values["epochs"] = (30, _PATIENCE)
+    about = f"Classifies the pictures of {seen.root.name}"
+    return FirstConfig("image_classification", about, values, [f"{seen.root}: {count}: {classes}", _sizes_of(seen)])
 
 
 def _segmentation(seen: Pictures) -> FirstConfig:
     raise UsageError(f"{seen.root}: pictures with masks have no base yet")
 
 
-def _divided(folders: Mapping[str, Path], fewest: int, by: str | None) -> dict[str, tuple[Any, str]]:
-    """Return the keys for the parts: their folders, or shares of the train rows."""
-    others: dict[str, tuple[Any, str]] = {
-        part: (str(folder), "to evaluate on") for part, folder in folders.items() if part != "train"
-    }
-    if others:
-        return {**others, "split": (None, "these folders are the parts")}
-    return {"split": _shares(fewest, by)}
+def _shares(place: str, fewest: int, by: str) -> Setting:
+    """Return the shares of valid and test that have each class, of which the smallest has so many rows.
 
-
-def _shares(fewest: int, by: str | None) -> tuple[Any, str]:
-    """Return the shares of valid and test, so that each class is in each part, with a comment."""
+    Raises:
+        UsageError: a class has one row.
+    """
+    if fewest < 2:
+        raise UsageError(f"{place}: a class of {by!r} has one row; leave the row out, or add others")
     shares: dict[str, Any] = dict(_SHARES)
     if fewest * _SHARES["valid"] < 1:
         shares = {"valid": 0.25 if fewest >= 4 else 0.5, "test": None}
-    said = "of each class" if by else "drawn"
-    return {**shares, "by": by} if by else shares, f"shares of the rows to evaluate on, {said}"
+    return {**shares, "by": by}, "shares to evaluate on, of each class"
 
 
-def _of_size(seen: Pictures) -> dict[str, tuple[Any, str]]:
-    sides = sorted(min(size) for size, count in seen.sizes.items() for _ in range(count))
+def _of_size(seen: Pictures) -> Vars:
+    sides = sorted(min(size) for size in seen.sizes.elements())
     side = max(8, min(_MOST_SIDE, sides[len(sides) // 2]))
-    found: dict[str, tuple[Any, str]] = {"size": (side, "pixels of each side that pictures are resized to")}
+    found: Vars = {"size": (side, "pixels of each side that pictures are resized to")}
     if seen.is_grey:
-        found |= {
-            "image_mode": ("L", "the pictures are grey"),
-            "mean": ([0.5], "of grey, where white is 1"),
-            "std": ([0.25], "of grey"),
-        }
+        found["image_mode"] = ("L", "the pictures are grey")
+        found["mean"] = ([0.5], "of grey, where white is 1")
+        found["std"] = ([0.25], "of grey")
     return found
 
 
@@ -165,7 +155,7 @@ def _sizes_of(seen: Pictures) -> str:
     return f"sizes (height x width): {shown}; {'grey' if seen.is_grey else 'colours'}"
 
 
-def _network() -> dict[str, tuple[Any, str]]:
+def _network() -> Vars:
     """Return the network: one whose weights are on this machine, or else a small one; nothing is downloaded."""
     home = os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
     there = list(Path(home, "hub", "checkpoints").expanduser().glob(_WEIGHTS))
@@ -190,54 +180,61 @@ def _tabular(seen: Rows, target: Column, task: Task | None, is_guessed: bool) ->
         raise UsageError(f"{what}, so that classes have hardly any rows; choose another by --target")
     if not is_classes and target.kind not in ("whole", "number"):
         raise UsageError(f"column {target.name!r} has {target.kind}s, no numbers; leave out --task regression")
-    uses = {column.name: _use(column, seen, target) for column in seen.columns.values()}
-    by_use = {
-        use: [column for column in seen.columns.values() if uses[column.name] == use]
-        for use in ("numbers", "categories", "id", "date")
-    }
-    if not by_use["numbers"] + by_use["categories"]:
+    uses = {column.name: _use(column, seen, target) for column in seen.columns}
+    numbers = [column for column in seen.columns if uses[column.name] == "numbers"]
+    categories = [column for column in seen.columns if uses[column.name] == "categories"]
+    if not numbers + categories:
         raise UsageError(f"{seen.path.name} has no column from which {target.name!r} can be predicted")
-    fewest = min(target.counts.values())
+    if seen.count < 8:
+        raise UsageError(f"{seen.path.name} has {counted(seen.count, 'row')}; too few to train and to evaluate on")
     classes = few([f"{name} {count}" for name, count in target.counts.items()])
-    span = f"{len(target.counts)} classes: {classes}" if is_classes else "numbers"
-    values: dict[str, tuple[Any, str]] = {
+    kind = f"{len(target.counts)} classes: {classes}" if is_classes else "numbers"
+    values: Vars = {
         "train": (str(seen.path), counted(seen.count, "row")),
-        "target": (target.name, f"{span}{'; chosen as nothing was said' if is_guessed else ''}"),
-        "numbers": (names_of(by_use["numbers"]), "scaled to mean 0 and deviation 1"),
-        "categories": (names_of(by_use["categories"]), "texts, and whole numbers that are names"),
-        **_fill(by_use["numbers"], by_use["categories"]),
+        "target": (target.name, f"{kind}{'; chosen as nothing was said' if is_guessed else ''}"),
+        "numbers": (names_of(numbers), "scaled to mean 0 and deviation 1"),
+        "categories": (names_of(categories), "texts, and whole numbers that are names"),
+        **_fill(numbers, categories),
     }
-    if by_use["id"]:
-        values["id"] = (by_use["id"][0].name, "different in each row; names the rows of predictions")
-    dates = names_of(by_use["date"])
-    values["split"] = _split_of_rows(seen, fewest if is_classes else None, target.name, dates)
-    values["epochs"] = (50, "ends before if `valid` gets no better")
+    for name in [name for name, use in uses.items() if use == "id"]:
+        values["id"] = (name, "different in each row; names them")
+    said = _said(seen, uses)
+    values["split"] = (_SHARES, "shares to evaluate on, drawn")
+    if is_classes:
+        values["split"] = _shares(seen.path.name, min(target.counts.values()), target.name)
+    for name in [name for name, use in uses.items() if use == _DATE][:1]:
+        how = f"`split: {{by: null, time: {_flow(name)}}}` evaluates on the last rows"
+        said += [f"hint: {name} has dates; {how}, and --task forecast predicts the next ones"]
+        if not is_classes:
+            values["split"] = {**_SHARES, "time": name}, "shares to evaluate on, the last in time"
+    values["epochs"] = (50, _PATIENCE)
     base = "tabular" if is_classes else "tabular_regression"
-    verb = "Classifies" if is_classes else "Predicts numbers for"
-    about = f"{verb} the rows of {seen.path.name} by {target.name}; what else can be set: emrun show emrun:{base}"
-    hints = [
-        f"{name} has dates: for rows that follow each other in time, `split: {{by: null, time: {_flow(name)}}}` "
-        f"evaluates on the last ones, and --task forecast predicts the next ones"
-        for name in dates[:1]
-    ]
-    return FirstConfig(base, about, values, _said(seen), _columns(seen, uses, target), hints)
+    about = f"Predicts {target.name} in the rows of {seen.path.name}"
+    return FirstConfig(base, about, values, said)
 
 
-def _said(seen: Rows) -> list[str]:
-    return [f"{seen.path}: {counted(seen.count, 'row')}, {counted(len(seen.columns), 'column')}"]
+def _said(seen: Rows, uses: Mapping[str, str]) -> list[str | Table]:
+    """Return what is said of rows: how many, and a table of the columns."""
+    cells = []
+    for column in seen.columns:
+        where = f" (row {column.first_gap})" if column.gaps else ""
+        gaps = f"{column.gaps}{where}"
+        cells.append([column.name, column.kind, gaps, str(len(column.counts)), uses[column.name]])
+    table = Table(cells, ["column", "kind", "gaps", "different", "use"])
+    return [f"{seen.path}: {counted(seen.count, 'row')}, {counted(len(seen.columns), 'column')}", table]
 
 
 def _use(column: Column, seen: Rows, target: Column) -> str:
     """Return what a column is used for: a key of the config, or why it is left out."""
     if column is target:
         return "target"
-    ids = [each for each in seen.columns.values() if each.names_rows(seen.count)]
+    ids = [each for each in seen.columns if each.names_rows(seen.count)]
     if column in ids:
         return "id" if column is ids[0] else "left out: different in each row"
     if column.kind in ("empty", "other"):
         return "left out: no values" if column.kind == "empty" else "left out: neither numbers nor texts"
     if column.kind == "date":
-        return "date"
+        return _DATE
     if len(column.counts) < 2:
         return "left out: one value only"
     words = [value for value in column.counts if not _is_number(value)]
@@ -254,31 +251,10 @@ def _is_number(text: str) -> bool:
     return False
 
 
-def _fill(numbers: Sequence[Column], categories: Sequence[Column]) -> dict[str, tuple[Any, str]]:
+def _fill(numbers: Sequence[Column], categories: Sequence[Column]) -> Vars:
     filled: dict[str, Any] = {each.name: {"by": "median"} for each in numbers if each.gaps}
     filled |= {each.name: "?" for each in categories if each.gaps}
     return {"fill": (filled, "gaps get the median of the train rows, or are a category")} if filled else {}
-
-
-def _split_of_rows(seen: Rows, fewest: int | None, target: str, dates: Sequence[str]) -> tuple[Any, str]:
-    if seen.count < 8:
-        raise UsageError(f"{seen.path.name} has {counted(seen.count, 'row')}; too few to train and to evaluate on")
-    if fewest is None and dates and not seen.columns[dates[0]].gaps:
-        return {**_SHARES, "time": dates[0]}, "shares of the rows to evaluate on, the last in time"
-    if fewest is None:
-        return _SHARES, "shares of the rows to evaluate on, drawn"
-    if fewest < 2:
-        return {**_SHARES, "by": None}, "drawn; a class has one row, so not by: " + target
-    return _shares(fewest, target)
-
-
-def _columns(seen: Rows, uses: Mapping[str, str], target: Column) -> Table:
-    rows = []
-    for column in seen.columns.values():
-        where = f" (row {column.first_gap})" if column.gaps else ""
-        shown = "left out: a date" if uses[column.name] == "date" else uses[column.name]
-        rows.append([column.name, column.kind, f"{column.gaps}{where}", str(len(column.counts)), shown])
-    return Table(rows, ["column", "kind", "gaps", "different", "use"])
 
 
 # Time
@@ -287,8 +263,12 @@ def _columns(seen: Rows, uses: Mapping[str, str], target: Column) -> Table:
 def _forecast(seen: Rows, target: Column) -> FirstConfig:
     if target.kind not in ("whole", "number"):
         raise UsageError(f"column {target.name!r} has {target.kind}s, but a forecast needs numbers; see --target")
-    order = _order(seen)
-    numbers = [each for each in seen.columns.values() if each.kind in ("whole", "number") and len(each.counts) > 1]
+    able = [each for each in seen.columns if not each.gaps and (each.kind == "date" or each.is_counter)]
+    if not able:
+        what = f"{seen.path.name} has no column of times without gaps"
+        raise UsageError(f"{what}; a forecast needs one, such as 2020-01-31 or 2020-01-31 12:00:00")
+    order = min(able, key=lambda each: each.is_counter)
+    numbers = [each for each in seen.columns if each.kind in ("whole", "number") and len(each.counts) > 1]
     known = [each for each in numbers if each is not order and not each.names_rows(seen.count)]
     known = [target, *(each for each in known if each is not target)]
     group, length, is_even = _series(seen, order)
@@ -296,7 +276,7 @@ def _forecast(seen: Rows, target: Column) -> FirstConfig:
         raise UsageError(f"{seen.path.name} has {counted(length, 'row')} in time; a forecast needs 20 or more")
     future = max(1, min(_FUTURE, length // 10))
     past = max(2, min(_PAST, length // 4))
-    values: dict[str, tuple[Any, str]] = {
+    values: Vars = {
         "train": (str(seen.path), counted(seen.count, "row")),
         "columns": (names_of(known), "what is known of the past"),
         "targets": ([target.name], "what is forecast"),
@@ -308,24 +288,12 @@ def _forecast(seen: Rows, target: Column) -> FirstConfig:
         values["group"] = (group.name, f"{len(group.counts)} series")
     values |= _fill([each for each in known if each is not target], [])
     values["split"] = ({**_SHARES, "time": order.name}, "the last rows are to evaluate on")
-    values["epochs"] = (30, "ends before if `valid` gets no better")
-    about = f"Forecasts {target.name} of {seen.path.name}; what else can be set: emrun show emrun:forecast"
-    uses = {**dict.fromkeys(seen.columns, "left out"), **dict.fromkeys(names_of(known), "columns"), order.name: "order"}
+    values["epochs"] = (30, _PATIENCE)
+    uses = {**{each.name: "left out" for each in seen.columns}, **dict.fromkeys(names_of(known), "columns")}
+    uses |= {order.name: "order", target.name: "columns and targets"}
     if group is not None:
         uses[group.name] = "group"
-    uses[target.name] = "columns and targets"
-    return FirstConfig("forecast", about, values, _said(seen), _columns(seen, uses, target), [])
-
-
-def _order(seen: Rows) -> Column:
-    """Return the column of the time."""
-    able = [each for each in seen.columns.values() if not each.gaps]
-    dates = [each for each in able if each.kind == "date"]
-    counters = [each for each in able if each.is_counter]
-    if not dates + counters:
-        what = f"{seen.path.name} has no column of times without gaps"
-        raise UsageError(f"{what}; a forecast needs one, such as 2020-01-31 or 2020-01-31 12:00:00")
-    return (dates + counters)[0]
+    return FirstConfig("forecast", f"Forecasts {target.name} of {seen.path.name}", values, _said(seen, uses))
 
 
 def _series(seen: Rows, order: Column) -> tuple[Column | None, int, bool]:
@@ -335,7 +303,7 @@ def _series(seen: Rows, order: Column) -> tuple[Column | None, int, bool]:
         UsageError: rows of one time are not told apart, or are neither even nor in order.
     """
     times = seen.table.column(order.name).to_numpy().astype("int64" if order.is_counter else "datetime64[us]")
-    for group in (None, *(each for each in seen.columns.values() if is_category(each, seen.count) and not each.gaps)):
+    for group in (None, *(each for each in seen.columns if is_category(each, seen.count) and not each.gaps)):
         names = [""] * seen.count if group is None else list(map(str, seen.table.column(group.name).to_pylist()))
         numbers = np.unique(names, return_inverse=True)[1]
         own = [times[numbers == number].astype("int64") for number in range(numbers.max() + 1)]

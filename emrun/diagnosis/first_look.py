@@ -16,6 +16,7 @@ from emrun.base.wording import counted, did_you_mean, few, listed
 
 PICTURES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """The endings of the names of pictures."""
+_ROWS = (".csv", ".parquet")
 _PARTS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
 _IMAGES = ("images", "image", "imgs", "img", "pictures")
 _MASKS = ("masks", "mask", "annotations", "segmentations")
@@ -34,13 +35,13 @@ class Pictures:
         root: the folder.
         parts: `train`, and perhaps `valid` and `test` -> its folder; only `train` if the pictures are not divided.
         classes: class -> number of train pictures; nothing with masks.
-        masks: part -> the folder of its masks; nothing with classes.
+        masks: the folder of the masks; None with classes.
     """
 
     root: Path
     parts: dict[str, Path]
     classes: Counts = field(default_factory=dict)
-    masks: dict[str, Path] = field(default_factory=dict)
+    masks: Path | None = None
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Height and width -> number of pictures, of those that were opened."""
     is_grey: bool = False
@@ -79,7 +80,7 @@ class Rows:
 
     path: Path
     count: int
-    columns: dict[str, Column]
+    columns: list[Column]
     table: Any = None
 
 
@@ -94,7 +95,7 @@ def look(path: Path) -> Pictures | Rows:
         return _look_at_pictures(path)
     if not path.is_file():
         raise UsageError(f"there is no file or folder {path}")
-    if path.suffix.lower() not in (".csv", ".parquet"):
+    if path.suffix.lower() not in _ROWS:
         raise UsageError(f"{path} is not a .csv or .parquet file, nor a folder of pictures")
     return _look_at_rows(path)
 
@@ -104,57 +105,43 @@ def look(path: Path) -> Pictures | Rows:
 
 def _look_at_pictures(root: Path) -> Pictures:
     folders = _folders(root)
+    images = next((folders[name] for name in _IMAGES if name in folders), None)
+    masks = next((folders[name] for name in _MASKS if name in folders), None)
+    if images is not None and masks is not None:
+        seen = Pictures(root, {"train": images}, masks=masks)
+        seen.is_grey = _are_grey(seen, _pictures_in(images))
+        return seen
     parts = {part: folders[name] for part, names in _PARTS.items() for name in names if name in folders}
     parts = parts if "train" in parts else {"train": root}
-    seen = Pictures(root, parts)
-    files: list[Path] = []
-    for part, folder in parts.items():
-        inside = _folders(folder)
-        images = next((inside[name] for name in _IMAGES if name in inside), None)
-        masks = next((inside[name] for name in _MASKS if name in inside), None)
-        if images is not None and masks is not None:
-            seen.parts[part] = images
-            seen.masks[part] = masks
-            files += _pictures_in(images)
-            _check_pairs(images, masks)
-            continue
-        by_class = {name: _pictures_in(each) for name, each in inside.items()}
-        if empty := [name for name, each in by_class.items() if not each and any(by_class.values())]:
-            raise UsageError(f"{folder / empty[0]} has no pictures; the folders of {folder.name} are the classes")
-        by_class = {name: each for name, each in by_class.items() if each}
-        if part == "train":
-            _check_classes(folder, by_class)
-            seen.classes = {name: len(each) for name, each in by_class.items()}
-            files = [file for each in by_class.values() for file in each]
-        elif other := set(by_class) ^ set(seen.classes):
-            raise UsageError(f"{folder} has other classes than {parts['train']}: {listed(sorted(other))}")
-    seen.is_grey = _are_grey(seen, files)
+    found = {part: _classes_in(folder) for part, folder in parts.items()}
+    seen = Pictures(root, parts, {name: len(files) for name, files in found["train"].items()})
+    for part, by_class in found.items():
+        if other := sorted(by_class.keys() ^ seen.classes.keys()):
+            raise UsageError(f"{parts[part]} has other classes than {parts['train']}: {listed(other)}")
+    seen.is_grey = _are_grey(seen, [file for files in found["train"].values() for file in files])
     return seen
 
 
-def _check_classes(folder: Path, by_class: dict[str, list[Path]]) -> None:
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    rows = [path.name for path in files if path.suffix.lower() in (".csv", ".parquet")]
-    if not by_class and rows:
-        raise UsageError(f"{folder} has no folders of pictures; for its rows, write --data {folder / rows[0]}")
-    if not by_class:
-        there = few([path.name for path in sorted(folder.iterdir())]) or "nothing"
-        raise UsageError(f"{folder} has no folders of pictures (it has {there}); put those of each class into a folder")
-    if len(by_class) == 1:
-        (name,) = by_class
-        what = f"{folder} has one class, {name}, so that there is nothing to tell apart"
+def _classes_in(folder: Path) -> dict[str, list[Path]]:
+    """Return class -> its pictures.
+
+    Raises:
+        UsageError: there are not two classes with pictures.
+    """
+    found = {name: _pictures_in(each) for name, each in _folders(folder).items()}
+    if not any(found.values()):
+        names = sorted(path.name for path in folder.iterdir())
+        rows = [name for name in names if Path(name).suffix.lower() in _ROWS]
+        way = f"for its rows, write --data {folder / rows[0]}" if rows else "put those of each class into a folder"
+        raise UsageError(f"{folder} has no folders of pictures (it has {few(names) or 'nothing'}); {way}")
+    few_of = min(found, key=lambda name: len(found[name]))
+    if len(found) == 1:
+        what = f"{folder} has one class, {few_of}, so that there is nothing to tell apart"
         raise UsageError(f"{what}; put the pictures of each class into a folder of their own")
-    if small := next((name for name, each in by_class.items() if len(each) < 2), None):
-        raise UsageError(f"{folder / small} has one picture; a class needs one to train on and one to evaluate on")
-
-
-def _check_pairs(images: Path, masks: Path) -> None:
-    stems = {part: {path.stem for path in _pictures_in(folder)} for part, folder in (("i", images), ("m", masks))}
-    if not stems["i"]:
-        raise UsageError(f"{images} has no pictures")
-    if lonely := sorted(stems["i"] ^ stems["m"]):
-        folder = masks if lonely[0] in stems["i"] else images
-        raise UsageError(f"{folder} has no picture {lonely[0]}, which {images if folder == masks else masks} has")
+    if len(found[few_of]) < 2:
+        what = f"{folder / few_of} has {counted(len(found[few_of]), 'picture')}"
+        raise UsageError(f"{what}; a class needs one to train on and one to evaluate on")
+    return found
 
 
 def _are_grey(seen: Pictures, files: list[Path]) -> bool:
@@ -205,7 +192,7 @@ def _look_at_rows(path: Path) -> Rows:
         raise UsageError(f"{path} has no rows")
     table = table.rename_columns(names)
     first = 2 if path.suffix.lower() == ".csv" else 1
-    columns = {name: _column(name, table.column(name), first) for name in names}
+    columns = [_column(name, table.column(name), first) for name in names]
     return Rows(path, table.num_rows, columns, table)
 
 
@@ -233,7 +220,7 @@ def _column(name: str, cells: Any, first: int) -> Column:
     checks = {
         "empty": types.is_null,
         "whole": types.is_integer,
-        "number": lambda each: types.is_floating(each) or types.is_decimal(each),
+        "number": types.is_floating,
         "flag": types.is_boolean,
         "date": lambda each: types.is_date(each) or types.is_timestamp(each),
         "text": lambda each: types.is_string(each) or types.is_large_string(each),
@@ -241,14 +228,14 @@ def _column(name: str, cells: Any, first: int) -> Column:
     word = next((word for word, is_so in checks.items() if is_so(kind)), "other")
     gaps = cells.null_count
     word = "empty" if gaps == len(cells) else word
-    counts = {} if word == "other" else Counter(cells.drop_null().to_pylist())
+    values = [] if word == "other" else map(str, cells.drop_null().to_pylist())
     is_counter = word == "whole" and not gaps and bool((np.diff(cells.to_numpy()) == 1).all())
     return Column(
         name,
         word,
         gaps,
         cells.is_null().index(True).as_py() + first if gaps else None,
-        {str(value): count for value, count in Counter(counts).most_common()},
+        dict(Counter(values).most_common()),
         is_counter,
     )
 
@@ -259,25 +246,23 @@ def target_of(rows: Rows, given: str | None) -> Column:
     Raises:
         UsageError: there is no such column, or nothing can be learnt about it.
     """
-    names = list(rows.columns)
-    if given is not None and given not in names:
-        near = did_you_mean(given, names)
-        raise UsageError(f"{rows.path.name} has no column {given!r}{near} (there is {listed(names)})")
-    able = [each for each in rows.columns.values() if each.kind not in ("empty", "other", "date")]
-    able = [each for each in able if not each.names_rows(rows.count)]
-    called = [each.name for each in able if each.name.lower() in _TARGETS]
-    last = [each.name for each in able[-1:]]
-    name = next(iter([given] if given is not None else called + last), None)
-    if name is None:
-        raise UsageError(f"{rows.path.name} has no column to predict (there is {listed(names)}); name one by --target")
-    column = rows.columns[name]
+    columns = {each.name: each for each in rows.columns}
+    able = [each.name for each in rows.columns if each.kind not in ("empty", "other", "date")]
+    able = [name for name in able if not columns[name].names_rows(rows.count)]
+    called = [name for name in able if name.lower() in _TARGETS]
+    name = given or next(iter(called + able[-1:]), "")
+    if name not in columns:
+        near = did_you_mean(name, columns)
+        there = listed([*columns])
+        raise UsageError(f"{rows.path.name} has no column {name!r} to predict{near} (there is {there}); see --target")
+    column = columns[name]
     what = f"column {name!r} is the target"
     if column.gaps:
         where = f"{rows.path.name}, row {column.first_gap}"
         count = counted(column.gaps, "gap")
         raise UsageError(f"{where}: {what} and has {count}, this is the first; write values, or leave the rows out")
     if column.names_rows(rows.count) or (column.kind == "date" and len(column.counts) == rows.count):
-        others = listed([each.name for each in able if each.name != name])
+        others = listed([each for each in able if each != name])
         raise UsageError(f"{what}, but is different in each row, as a name is; choose another by --target ({others})")
     if column.kind in ("other", "date"):
         raise UsageError(f"{what}, but has neither numbers nor texts; choose another by --target")

@@ -154,7 +154,8 @@ def test_from_data_to_predictions_on_new_files(name):
 
 def told_of(path, target=None, task=None):
     made = first_config(look(Path(path).resolve()), target, task)
-    return made, {row[0]: row[4] for row in made.table.rows} if made.table else {}
+    tables = [each for each in made.seen if not isinstance(each, str)]
+    return made, {row[0]: row[4] for table in tables for row in table.rows}
 
 
 def test_each_column_gets_a_use():
@@ -175,8 +176,8 @@ def test_each_column_gets_a_use():
     }
     assert made.vars["fill"][0] == {"age": {"by": "median"}}
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "by": "label"}
-    assert "time: joined" in made.hints[0]
-    assert "--task forecast" in made.hints[0]
+    assert "time: joined" in made.seen[-1]
+    assert "--task forecast" in made.seen[-1]
     made, _ = told_of("t.csv", "price")
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "time": "joined"}
 
@@ -196,7 +197,7 @@ def test_numbers_among_which_are_texts_are_left_out_and_told():
         (people(30), "joined", r"column 'joined' is the target, but is different in each row"),
         (people(60), "age", r"t\.csv, row 5: column 'age' is the target and has 2 gaps, this is the first; write"),
         (people(30), "always", r"column 'always' is the target, but has the value 'x' only"),
-        (people(30), "lable", r"t\.csv has no column 'lable'; did you mean 'label'\?"),
+        (people(30), "lable", r"t\.csv has no column 'lable' to predict; did you mean 'label'\?"),
         ({"n": list(range(9)), "x": [0.5] * 9}, "n", r"column 'n' is the target, but is different in each row"),
         ({"x": [1.5, 2, 2], "y": ["a", "b", "a"]}, "y", r"t\.csv has 3 rows; too few to train"),
         ({"x": [1.5] * 9 + [2], "y": [*"abcdefgha", "a"]}, "y", r"column 'y' has 8 different values in 10 rows"),
@@ -242,10 +243,10 @@ def test_folders_without_classes_are_refused():
     Path("nothing").mkdir()
     for path, message in (
         ("one", r"one has one class, bright, so that there is nothing to tell apart; put the pictures of each class"),
-        ("hollow", r"hollow/empty has no pictures; the folders of hollow are the classes"),
-        ("small", r"small/bright has one picture; a class needs one to train on and one to evaluate on"),
+        ("hollow", r"hollow/empty has 0 pictures; a class needs one"),
+        ("small", r"small/bright has 1 picture; a class needs one to train on and one to evaluate on"),
         ("plain", r"plain has no folders of pictures \(it has 0\.png, .*\); put those of each class into a folder"),
-        ("rows", r"rows has no folders of pictures; for its rows, write --data .*rows/t\.csv"),
+        ("rows", r"rows has no folders of pictures \(it has t\.csv\); for its rows, write --data .*rows/t\.csv"),
         ("nothing", r"nothing has no folders of pictures \(it has nothing\)"),
         ("nowhere", r"there is no file or folder nowhere"),
     ):
@@ -262,8 +263,8 @@ def test_grey_pictures_in_folders_for_parts():
     assert values["valid"].endswith("all/val")
     assert values["split"] is None
     assert (values["size"], values["image_mode"], values["mean"]) == (16, "L", [0.5])
-    shutil.rmtree("all/val/dark")
-    with pytest.raises(UsageError, match=r"all/val has other classes than .*all/train: dark"):
+    Path("all/val/dark").rename("all/val/night")
+    with pytest.raises(UsageError, match=r"all/val has other classes than .*all/train: dark, night"):
         told_of("all")
 
 
