@@ -367,6 +367,8 @@ class Tryout:
                 outputs, elapsed = timed_run(self._model, batch, train, name)
             seconds = min(seconds, elapsed)
         self._loop.check_outputs(outputs)
+        if hasattr(self._model, "other_classes"):
+            self._notes += self._model.other_classes(outputs, self._dataset)
         for output, values in outputs.items():
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds

@@ -734,6 +734,10 @@ class TorchModel(ModuleModel):
         if self.in_units:
             outputs.use_units(Units(self.in_units, dataset))
 
+    def other_classes(self, outputs: Values, dataset: Any) -> Iterable[str]:
+        """Return what `check` says of logits of another number of classes than the dataset has names."""
+        return self._forward_pass.outputs.other_classes(outputs, dataset)
+
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
 
