@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.encoding import GENERATORS, digest
-from emrun.base.errors import ArgumentError, EmrunError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, EmrunError, StreamError, fitting_torchvision, needing
 from emrun.base.randomness import preserved_randomness, seed_generators
 from emrun.base.types import Named, Strings
 from emrun.base.wording import did_you_mean, listed
@@ -49,10 +48,17 @@ DRAWING = frozenset(
     )
 )
 """The functions of torch that draw random numbers from the generator that they are given."""
-_TRIED = 8  # seeds with which the first example is tried
+_REFUSED = frozenset(
+    (
+        *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_"),
+        *("feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout"),
+        *("rrelu", "rrelu_", "gumbel_softmax"),
+    )
+)
+_TRIED = 8, 2  # seeds with which the first example is tried, also in each worker process
 _TRYING = threading.Lock()  # held while no other thread of this process may call a transform
 _OF_BATCHES = ("MixUp", "CutMix")
-_ADVICE = "set main_loop.workers: 1 or more: each worker process seeds all global generators for each example"
+ADVICE = "set main_loop.workers: 1 or more: each worker process seeds all global generators for each example"
 
 
 class Transforms:
@@ -165,7 +171,7 @@ class Transforms:
             changed = [name for name, old, new in zip(names, states, now, strict=True) if old != new]
             if changed:
                 what = f"changes the global random numbers of {listed(changed)}, which all threads share"
-                raise StreamError(f"{place} {what}; {_ADVICE}", first_batch=True)
+                raise StreamError(f"{place} {what}; {ADVICE}", first_batch=True)
             if digest(before) != inputs:
                 raise StreamError(f"{place} changes its input; let it change a copy", first_batch=True)
             inputs = digest(found)
@@ -174,7 +180,7 @@ class Transforms:
                 what = "gives another result for the same seed: it draws from a generator of its own, or keeps a state"
                 raise StreamError(f"{place} {what}; draw by functions of torch, such as torch.rand", first_batch=True)
 
-        for number in range(_TRIED):
+        for number in range(_TRIED[self.alone(ctx)]):
             for _ in range(2):
                 states = [GENERATORS[name]() for name in names]
                 inputs = digest(values)
@@ -193,15 +199,20 @@ class OwnDraws(TorchFunctionMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
+        self.has_drawn = False
+        """Whether a function has drawn from the generator."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Named | None = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in DRAWING and (kwargs is None or kwargs.get("generator") is None):
-            kwargs = {**(kwargs or {}), "generator": self._generator}
-        elif "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax"):
-            message = f"torch's {name} draws random numbers, and takes no generator; {_ADVICE}"
+        if name in DRAWING:
+            kwargs = kwargs or {}
+            if kwargs.get("generator") is None:
+                self.has_drawn = True
+                kwargs = {**kwargs, "generator": self._generator}
+        elif name in _REFUSED:
+            message = f"torch's {name} draws random numbers, and takes no generator; {ADVICE}"
             raise StreamError(message, first_batch=True)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def transforms_of(
@@ -276,30 +287,43 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
         if not callable(entry):
             what = f"{entry!r} is neither a callable nor a transform of torchvision"
             raise ArgumentError(place, f"{what}, such as {{ColorJitter: {{brightness: 0.3}}}}")
+        fills = list(_fills(entry))
+        if ignore is not None and not all(isinstance(fill, dict) and tv_tensors.Mask in fill for fill in fills):
+            what = f"{type(entry).__name__} fills masks with class 0, not with the number of `ignore`, {ignore}"
+            raise ArgumentError(place, f"{what}; write the transform by its short name")
         return f"{place} ({getattr(entry, '__name__', type(entry).__name__)})", entry
     target: Any = getattr(v2, name, None)
-    if not inspect.isclass(target) or not issubclass(target, v2.Transform):
-        names = [each for each in dir(v2) if inspect.isclass(getattr(v2, each))]
+    if not isinstance(target, type) or not issubclass(target, v2.Transform):
+        names = [each for each in dir(v2) if isinstance(getattr(v2, each), type)]
         what = f"torchvision.transforms.v2 has no transform {name!r}{did_you_mean(name, names)}"
         raise ArgumentError(place, f"{what}; write {{class: my_module.MyTransform}} for one of your own")
     if name in _OF_BATCHES:
-        raise ArgumentError(place, f"{name} mixes the examples of a batch, and transforms get one; use the hook MixUp")
+        raise ArgumentError(place, f"{name} mixes the examples of a batch, and transforms get one; use the hook Mixup")
     arguments = dict(given) if isinstance(given, Mapping) else {}
     if isinstance(inner := arguments.get("transforms"), list | tuple):
         arguments["transforms"] = [
             _step(f"{place}.{name}.transforms[{index}]", each, ignore)[1] for index, each in enumerate(inner)
         ]
-    if isinstance(arguments.get("interpolation"), str):
-        arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"].lower())
     if isinstance(arguments.get("dtype"), str):
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
     if ignore is not None and "fill" in inspect.signature(target).parameters:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
     try:
+        if isinstance(arguments.get("interpolation"), str):
+            arguments["interpolation"] = v2.InterpolationMode(arguments["interpolation"])
         made = target(**arguments) if given is None or isinstance(given, Mapping) else target(given, **arguments)
     except Exception as error:
         raise ArgumentError(f"{place}.{name}", str(error)) from error
     return f"{place} ({name})", made
+
+
+def _fills(step: Any) -> Iterator[Any]:
+    """Yield what a transform of torchvision, and those that it consists of, fill made-up pixels with."""
+    if hasattr(step, "fill"):
+        yield step.fill
+    inner = getattr(step, "transforms", None)
+    for each in inner if isinstance(inner, list | tuple | torch.nn.ModuleList) else ():
+        yield from _fills(each)
 
 
 def _checked(place: str, found: Any, values: Named) -> Named:
@@ -327,12 +351,8 @@ def _checked(place: str, found: Any, values: Named) -> Named:
 
 def _torchvision() -> tuple[Any, Any]:
     """Return `torchvision.transforms.v2` and `torchvision.tv_tensors`."""
-    try:
+    what = "`transform`"
+    with fitting_torchvision(what), needing(what, "torchvision", "vision"):
         from torchvision import tv_tensors
         from torchvision.transforms import v2
-    except ImportError as error:
-        raise MissingExtra("`transform` or `augment`", "torchvision", "vision") from error
-    except Exception as error:
-        what = f"torchvision {version('torchvision')} does not fit torch {torch.__version__} ({error})"
-        raise ArgumentError("transform", f"{what}; install both together: pip install torch torchvision") from error
     return v2, tv_tensors

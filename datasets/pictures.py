@@ -130,7 +130,8 @@ class Pictures(PictureFiles):
             "mask": Masks(size, crop, orient, ignore, len(self.classes) or None),
         }
         check_flag("flip", flip)
-        example = Example(images, transforms_of(transform, augment, ignore=ignore), flips=flip)
+        transforms = transforms_of(transform, augment, ignore=None if mask is None else ignore)
+        example = Example(images, transforms, flips=flip)
         files = {"train": {"image": image, "mask": mask}, "valid": valid, "test": test}
         super().__init__(files, example, on_bad_example, batch_size, split, preparation, balance)
 

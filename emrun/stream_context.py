@@ -104,7 +104,7 @@ class StreamContext:
     @property
     def rng(self) -> np.random.Generator:
         """A NumPy generator for this pass; inside `batches`, the same object is reseeded for each batch."""
-        self._rng = self._rng or np.random.Generator(np.random.PCG64(self._place_seed()))
+        self._rng = self._rng or np.random.Generator(np.random.PCG64(self.batch_seed))
         return self._rng
 
     @property
@@ -113,7 +113,7 @@ class StreamContext:
         if self._torch_generator is None:
             import torch
 
-            self._torch_generator = torch.Generator().manual_seed(self._place_seed() % 2**63)
+            self._torch_generator = torch.Generator().manual_seed(self.batch_seed % 2**63)
         return self._torch_generator
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
@@ -290,15 +290,17 @@ class StreamContext:
         if self._is_in_worker:
             seed_everything(*self._key, *self._of_rank(), *self._place, devices=False)
         if self._rng is not None:
-            self._rng.bit_generator.state = np.random.PCG64(self._place_seed()).state
+            self._rng.bit_generator.state = np.random.PCG64(self.batch_seed).state
         if self._torch_generator is not None:
-            self._torch_generator.manual_seed(self._place_seed() % 2**63)
+            self._torch_generator.manual_seed(self.batch_seed % 2**63)
 
     def _of_rank(self) -> tuple[Key, ...]:
         """Return what the seed of a rank has more than that of rank 0: nothing while all ranks make whole batches."""
         return ("rank", self.ranks.rank) if self.ranks.rank and self._share is not None else ()
 
-    def _place_seed(self) -> int:
+    @property
+    def batch_seed(self) -> int:
+        """The seed of the pass, inside `batches` of the batch: that of the global generators in a worker process."""
         return derived_seed(*self._key, *self._of_rank(), *self._place)
 
     def _miscounted(self) -> StreamError:
