@@ -191,7 +191,13 @@ class PictureBatch:
         if self._transforms:
             values = {source: self._images[source].tensor(pixels) for source, pixels in found.items()}
             values = self._transforms.apply(values, self._ctx, row)
-            return {source: self._images[source].array(value) for source, value in values.items()}
+            turned = {source: self._images[source].array(value) for source, value in values.items()}
+            size = next(iter(turned.values())).shape[-2:]
+            for source, array in turned.items():
+                if isinstance(self._images[source], Masks) and array.shape[-2:] != size:
+                    what = f"{source!r} of {by(array.shape[-2:])} pixels, but a picture of {by(size)}"
+                    raise StreamError(f"the transforms returned {what}; let them change both alike")
+            return turned
         arrays = {}
         for source, pixels in found.items():
             images = self._images[source]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class PictureFiles(ReadsPictures):
     Args:
         files: `train`, and perhaps `valid` and `test` -> its files; None for no such stream.
         example: reads the pictures of an example; the first source is the picture.
+        classes: the names of the classes, as far as they are known.
         on_bad_example: see `ExampleReader`.
         prepared: the other arguments of `Prepared`.
 
@@ -36,7 +37,11 @@ class PictureFiles(ReadsPictures):
     _label_source: str
     """The source with classes."""
 
-    def __init__(self, files: Values, example: Example, on_bad_example: Policy, *prepared: Any) -> None:
+    def __init__(
+        self, files: Values, example: Example, classes: Iterable[str], on_bad_example: Policy, *prepared: Any
+    ) -> None:
+        self.classes = [*classes]
+        """The names of the classes; a class is an index into this list."""
         self._example = example
         self._reader = ExampleReader(on_bad_example)
         check_pillow(type(self).__name__)
@@ -66,11 +71,17 @@ class PictureFiles(ReadsPictures):
         return f"read {self._label_source!r} instead" if source == "image" else None
 
     def _learnt(self) -> Json:
-        return {"size": list(self._size or ())}
+        return {"classes": self.classes, "size": list(self._size or ())}
 
     def _use(self, learnt: Json) -> None:
+        self.classes = self.classes or list(learnt["classes"])
         height, width = learnt["size"]
         self._size = self._size or (height, width)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, as far as they are known."""
+        return len(self.classes)
 
 
 PairedFiles = Mapping[str, tuple[Path, list[str]]]

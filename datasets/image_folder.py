@@ -121,13 +121,11 @@ class ImageFolder(PictureFiles):
         augment: TransformForm = None,
         preparation: Json | None = None,
     ) -> None:
-        self.classes: list[str] = []
-        """The names of the classes; a label is an index into this list."""
         check_flag("flip", flip)
         images = {"image": Images(mode, dtype, size, crop, interpolation, orient)}
         example = Example(images, transforms_of(transform, augment), flips=flip)
         files = {"train": train, "valid": valid, "test": test}
-        super().__init__(files, example, on_bad_example, batch_size, split, preparation, balance)
+        super().__init__(files, example, [], on_bad_example, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: str | Path) -> dict[str, _Labelled]:
         root = expanded(files)
@@ -139,18 +137,6 @@ class ImageFolder(PictureFiles):
     def _read_new(self, path: Path) -> _Labelled:
         found = {"image": _unlabelled(path)}
         return _Labelled(None, self.classes, found, self._sized(found), self._example, self._reader)
-
-    def _learnt(self) -> Json:
-        return {"classes": self.classes, **super()._learnt()}
-
-    def _use(self, learnt: Json) -> None:
-        super()._use(learnt)
-        self.classes = list(learnt["classes"])
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes."""
-        return len(self.classes)
 
     def classes_names(self) -> list[str]:
         """Return the names of the classes, as `classes`."""

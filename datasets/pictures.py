@@ -119,20 +119,19 @@ class Pictures(PictureFiles):
     ) -> None:
         if classes is not None:
             check_names("classes", classes)
-        self.classes: list[str] = [*(classes or ())]
-        """The names of the classes, if they are known."""
         for name, value in (("valid", valid), ("test", test)):
             if value is not None and not isinstance(value, Mapping):
                 raise ArgumentError(name, f"{value!r} is not a mapping such as {{image: images/*.jpg}}")
             check_keys(name, value or (), ["image", "mask"])
         images = {
             "image": Images(mode, dtype, size, crop, interpolation, orient),
-            "mask": Masks(size, crop, orient, ignore, len(self.classes) or None),
+            "mask": Masks(size, crop, orient, ignore, len(classes or ()) or None),
         }
         check_flag("flip", flip)
-        example = Example(images, transforms_of(transform, augment, ignore=ignore), flips=flip)
+        transforms = transforms_of(transform, augment, ignore=None if mask is None else ignore)
+        example = Example(images, transforms, flips=flip)
         files = {"train": {"image": image, "mask": mask}, "valid": valid, "test": test}
-        super().__init__(files, example, on_bad_example, batch_size, split, preparation, balance)
+        super().__init__(files, example, classes or (), on_bad_example, batch_size, split, preparation, balance)
 
     def _read(self, name: str, files: Mapping[str, str | None]) -> dict[str, _Pairs]:
         place = "" if name == "train" else f"{name}."
@@ -171,11 +170,6 @@ class Pictures(PictureFiles):
             _LOG.warning("%s: left out %s", argument, what)
             for name in single:
                 del own[name]
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes, if it is known; otherwise 0."""
-        return len(self.classes)
 
     def classes_names(self) -> Mapping[str, Strings]:
         """Return `mask` -> the names of its classes."""

@@ -153,7 +153,8 @@ class TarShards(ReadsPictures):
             check_pillow("TarShards")
         elif transform or augment:
             raise ArgumentError("transform" if transform else "augment", "has no effect: `sources` has no images")
-        self._example = Example(pictures, transforms_of(transform, augment, ignore=ignore))
+        fill = ignore if masks in pictures.values() else None
+        self._example = Example(pictures, transforms_of(transform, augment, ignore=fill))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)

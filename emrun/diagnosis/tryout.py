@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +28,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
+from emrun.diagnosis.built_once import with_modules_built_once
 from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
@@ -81,8 +83,9 @@ def try_out(config: Config, ranks: int = 1) -> Json:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
-    with apart() as notes, temporary_folder("check") as place:
-        # the objects of the config
+    with apart() as notes, temporary_folder("check") as place, temporary_folder("modules") as modules:
+        # the objects of the config; each further model begins with the same module
+        plan = replace(plan, model=with_modules_built_once(plan.model, modules))
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -366,6 +369,8 @@ class Tryout:
                 outputs, elapsed = timed_run(self._model, batch, train, name)
             seconds = min(seconds, elapsed)
         self._loop.check_outputs(outputs)
+        if hasattr(self._model, "other_classes"):
+            self._notes += self._model.other_classes(outputs, self._dataset)
         for output, values in outputs.items():
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds

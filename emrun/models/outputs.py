@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.preparations import named_classes
 from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import counted, did_you_mean, few, listed
+from emrun.dataset import classes_of
 from emrun.model import Target
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
@@ -97,6 +99,23 @@ class Outputs:
         for each in self.terms.values():
             each.check_classes(dataset)
             each.balance(dataset)
+
+    def other_classes(self, outputs: Values, dataset: Any) -> Iterator[str]:
+        """Yield what is said of logits of a batch with another number of classes than a dataset has names.
+
+        A list of names is that of `label`, or of the only source of classes.
+        """
+        terms = [each for each in self.terms.values() if each.reads_classes and len(each.inputs) > 1]
+        is_only = len({each.inputs[1] for each in terms}) == 1
+        for term in terms:
+            name, source, *_ = term.inputs
+            is_meant = is_only or source == "label" or isinstance(named_classes(dataset), Mapping)
+            names = classes_of(dataset, source) if is_meant else None
+            shape: Sequence[int] = getattr(outputs.get(name), "shape", ())
+            most = len(names or ()) + getattr(dataset, "unnamed_classes", 0)
+            if names is not None and len(shape) > 1 and not len(names) <= shape[1] <= most:
+                known = f"the dataset has {counted(len(names), 'name')} of classes of {source!r} ({few(names)})"
+                yield f"model.{term.key}: {name!r} has {shape[1]} classes, but {known}"
 
     @property
     def names(self) -> list[str]:

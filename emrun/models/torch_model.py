@@ -729,6 +729,10 @@ class TorchModel(ModuleModel):
         for member in self._optimizers.members:
             member.register()
 
+    def other_classes(self, outputs: Values, dataset: Any) -> Iterable[str]:
+        """Return what `check` says of logits of another number of classes than the dataset has names."""
+        return self._forward_pass.outputs.other_classes(outputs, dataset)
+
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
 

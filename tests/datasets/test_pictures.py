@@ -12,7 +12,7 @@ from PIL import Image
 from emrun import create_training
 from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, StreamError
 from emrun.config.config import load_config
-from emrun.datasets import Pictures
+from emrun.datasets import Pictures, TarShards
 from emrun.diagnosis.tryout import try_out
 
 STEP = 60  # what a pixel of class 1 has in the picture
@@ -383,3 +383,56 @@ def test_a_picture_of_files_is_no_target_of_classes_either(root):
     loss = {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "image"]}
     with pytest.raises(ConfigError, match=r"model.loss.inputs: 'image' is a picture, .*; read 'mask' instead"):
         create_training(config(FILES, loss), output_dir="run")
+
+
+TURNED = [{"RandomRotation": {"degrees": 45, "interpolation": "nearest"}}, {"ColorJitter": {"hue": 0.1}}]
+
+
+@pytest.mark.parametrize("kind", ["files", "shards"])
+def test_pictures_and_masks_are_turned_together_and_filled_with_what_is_ignored(root, passes, bits, kind, monkeypatch):
+    shard("all.tar")
+    given = {
+        "augment": TURNED[:1],
+        "mode": "L",
+        "dtype": "uint8",
+        "batch_size": 2,
+        "size": 12,
+        "interpolation": "nearest",
+    }
+    sources = {"image": "png", "mask": {"field": "seg.png", "as": "mask"}}
+
+    def build():
+        return make(**given, flip=True) if kind == "files" else TarShards("all.tar", sources, **given)
+
+    found = []
+    for threads, workers in (("1", 0), ("4", 0), ("1", 1)):
+        monkeypatch.setenv("EMRUN_THREADS", threads)
+        found.append(passes(build(), "train", workers=workers)[0])
+    masks, images = together(found[0], "mask"), together(found[0])[:, 0]
+    assert masks.dtype == np.int64
+    assert set(np.unique(masks)) == {0, 1, 2, 255}
+    assert np.array_equal(images[masks != 255], masks[masks != 255] * STEP)
+    assert not images[masks == 255].any()
+    assert bits(found[0]) == bits(found[1]) == bits(found[2])
+    evaluated = passes(build(), "train", training=False)[0]
+    assert np.array_equal(together(evaluated)[:, 0], together(evaluated, "mask") * STEP)
+
+
+def spoilt(values):
+    return {**values, "mask": values["mask"].float()}
+
+
+def smaller(values):
+    return {**values, "image": values["image"][:, 1:]}
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (spoilt, "the transforms returned a mask of shape 12 x 10 and dtype float32, not whole numbers"),
+        (smaller, "the transforms returned 'mask' of 12 x 10 pixels, but a picture of 11 x 10; let them"),
+    ],
+)
+def test_what_transforms_return_must_be_a_mask_of_the_size_of_the_picture(root, passes, step, message):
+    with pytest.raises(StreamError, match=message):
+        passes(make(transform=[step]), "train")
