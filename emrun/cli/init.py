@@ -106,7 +106,7 @@ def _files(sample: Path) -> dict[str, bytes]:
             name=sample.stem,
             about=_comment(files["config.yaml"].decode()),
             prepare=_PREPARE if prepares else "",
-            extras="metrics,data,transformers" if sample.name == "transformers" else "metrics,data",
+            extras="metrics,data,transformers" if b"transformers" in files["config.yaml"] else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }
