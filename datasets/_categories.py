@@ -109,7 +109,7 @@ class ColumnForms:
 
     def learn(self, source: str, names: Iterable[str]) -> None:
         """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""
-        self.names.setdefault(source, sorted(set(names), key=_order))
+        self.names.setdefault(source, sorted(set(names), key=in_order))
 
     def restore(self, learnt: Json) -> None:
         """Take what `learnt` has returned for the train rows of a run."""
@@ -172,6 +172,7 @@ class ColumnForms:
         return numbers + first
 
 
-def _order(name: str) -> tuple[bool, int, str]:
+def in_order(name: str) -> tuple[bool, int, str]:
+    """Return the key by which names of classes are sorted: whole numbers in their order, then texts."""
     is_whole = name.removeprefix("-").isdecimal()
     return not is_whole, int(name) if is_whole else 0, name

@@ -138,7 +138,7 @@ class StreamContext:
     def batches(
         self,
         n: int,
-        batch_size: int,
+        batch_size: int | list[int],
         shuffle: bool = False,
         drop_last: bool = False,
         blocks: Sequence[int] | None = None,
@@ -150,7 +150,7 @@ class StreamContext:
 
         Args:
             n: the number of examples.
-            batch_size: the number of examples in a batch.
+            batch_size: the number of examples in a batch, or a list of the numbers of all batches.
             shuffle: use an order that is a pure function of (seed, stream, pass), instead of 0 to n - 1.
             drop_last: leave out a last, shorter batch. A prediction has all rows, in the order 0 to n - 1.
             blocks: the number of examples in each part of the data, such as a row group or a shard, in the order of the
@@ -160,11 +160,14 @@ class StreamContext:
         Raises:
             StreamError: an argument is invalid, or the stream did not yield one batch for each previous set of rows.
         """
-        if not all(isinstance(each, Integral) for each in (n, batch_size)) or n < 0 or batch_size < 1:
+        sizes = batch_size if isinstance(batch_size, list) else [batch_size]
+        if not all(isinstance(each, Integral) for each in (n, *sizes)) or n < 0 or min(sizes, default=1) < 1:
             raise StreamError(
                 f"stream {self.stream_name!r}: ctx.batches(n={n!r}, batch_size={batch_size!r}) is invalid; "
                 "n must be a whole number, 0 or more, and batch_size a whole number, 1 or more"
             )
+        if sizes is batch_size and sum(sizes) != n:
+            raise StreamError(f"stream {self.stream_name!r}: the batches of ctx.batches have {sum(sizes)} of {n} rows")
         if blocks is not None and sum(blocks) != n:
             raise StreamError(
                 f"stream {self.stream_name!r}: the blocks of ctx.batches must have {n} rows in total, not {sum(blocks)}"
@@ -181,8 +184,11 @@ class StreamContext:
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
         order = self._shuffled(n, blocks) if shuffle else np.arange(n, dtype=np.int64)
-        stop = n - n % batch_size if drop_last else n
-        count = -(-stop // batch_size)
+        ends = np.cumsum(sizes)
+        if sizes is not batch_size:
+            stop = n - n % sizes[0] if drop_last else n
+            ends = np.minimum(np.arange(sizes[0], stop + sizes[0], sizes[0]), stop)
+        count = len(ends)
         skipped = min(max(self.start - self._handed_out, 0), count)
         before = self._handed_out  # sets of rows of the pass in previous calls
         self._handed_out += skipped
@@ -197,7 +203,7 @@ class StreamContext:
             self._unfinished = self._is_counted and not is_last
             if is_last:  # before the stream may stop iterating
                 self._leave_out(before + count - self._handed_out)
-            rows = order[number * batch_size : min((number + 1) * batch_size, stop)]
+            rows = order[ends[number - 1] if number else 0 : ends[number]]
             yield rows if self.ranks.size == 1 else self._own(rows)
         self._leave_out(before + count - self._handed_out)
         self._move("after", self._orders)

@@ -17,13 +17,14 @@ from training.resuming import Interrupt, resumed, train_with
 from emrun import create_training, resume_training
 from emrun.training.evaluate import evaluate
 
-APART = SAMPLES / "transformers"  # needs more libraries: see tests/test_transformers_samples.py
+APART = [SAMPLES / name for name in ("chat", "text_classification", "transformers")]
+"""What needs more libraries: see tests/test_transformers_samples.py."""
 ELSEWHERE = (
     SAMPLES / "dpo" / "base.yaml",  # prepare.py trains it
     SAMPLES / "recipes" / "probe.yaml",  # begins with the run of another config: see tests/test_recipes.py
 )
 CONFIGS = sorted(
-    path.relative_to(SAMPLES) for path in SAMPLES.rglob("*.yaml") if path.parent != APART and path not in ELSEWHERE
+    path.relative_to(SAMPLES) for path in SAMPLES.rglob("*.yaml") if path.parent not in APART and path not in ELSEWHERE
 )
 BY_COMMAND = ("mixed.yaml", "my_project/config.yaml")
 INTERRUPTED_ELSEWHERE = ("digits_everything.yaml", "char_gpt/config.yaml")  # in tests/training, by themselves

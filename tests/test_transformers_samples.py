@@ -1,7 +1,7 @@
-"""The samples with transformers and peft: trained from a config, with another head, and with LoRA.
+"""The samples with transformers and peft: texts, chats, and a model with another head and with LoRA.
 
-They are skipped without these libraries, which the extra `transformers` installs. One test runs the three configs, as
-the second and the third begin with the weights of the first.
+They are skipped without these libraries, which the extra `transformers` installs. One test runs three configs, as the
+second and the third begin with the weights of the first.
 """
 
 import importlib.util
@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from emrun.storage.checkpoints.state_file import load_state
 
-SAMPLES = Path(__file__).parent.parent / "sample_configs" / "transformers"
+ALL = Path(__file__).parent.parent / "sample_configs"
+SAMPLES = ALL / "transformers"
 SHORT = ["hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=4", "main_loop.skip_zeroth_epoch=true"]
 
 for library in ("transformers", "peft"):
@@ -29,6 +30,30 @@ def warm(warm_with_transformers):
     return warm_with_transformers
 
 
+ADAPTERS = """
+import peft
+import torch
+from emrun import create_training, load_run
+from ruamel.yaml import YAML
+
+config = YAML(typ="safe").load(open("config.yaml"))
+adapter = {"class": "peft.LoraConfig", "r": 4, "target_modules": ["q_proj", "v_proj"]}
+model = config["model"]["module"]
+config["model"]["module"] = {"class": "peft.get_peft_model", "model": model, "peft_config": adapter}
+config["main_loop"] = {"fixed_epoch_size": 4, "skip_zeroth_epoch": True, "report": False}
+config["hooks"] = [{"StopAfter": {"epochs": 1}}]
+create_training(config, output_dir="lora").main_loop.run_training()
+module = load_run("lora").model.module
+module.save_pretrained("adapter")
+tokens = torch.arange(9)[None]
+expected = module(input_ids=tokens).logits
+base = module.unload()
+assert not torch.equal(base(input_ids=tokens).logits, expected)
+loaded = peft.PeftModel.from_pretrained(base, "adapter").eval()
+assert torch.equal(loaded(input_ids=tokens).logits, expected)
+"""
+
+
 def weights(run):
     return load_file(run / "checkpoints" / "latest" / "model.safetensors")
 
@@ -39,6 +64,26 @@ def loaded(run):
         what: int(count)
         for what, count in re.findall(r"^(\w.*?) {2,}(\d+) +[\d,]+ ", (run / "train.log").read_text(), re.MULTILINE)
     }
+
+
+@pytest.mark.parametrize(("name", "lines"), [("text_classification", 22), ("chat", 25)])
+def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
+    project = shutil.copytree(ALL / name, tmp_path / name)
+    assert sum(map(bool, (project / "config.yaml").read_text().splitlines())) <= lines
+    assert {path.name for path in project.iterdir()} == {"config.yaml", "prepare.py"}
+    assert warm.run([str(project / "prepare.py")], project, 100).returncode == 0
+    done = emrun("train", "--no-progress", "config.yaml", "--output-dir", "run", *SHORT, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert emrun("eval", "-q", "run", "valid", cwd=project).returncode == 0
+    if name == "text_classification":
+        (project / "new.jsonl").write_text('{"review": "the film was great"}\n{"review": "the hotel was dull"}\n')
+        command = ["predict", "-q", "run", "test", "dataset.test=new.jsonl", "--classes", "-o", "new.csv"]
+        assert emrun(*command, cwd=project).returncode == 0
+        assert len((project / "new.csv").read_text().splitlines()) == 3
+        return
+    (project / "adapters.py").write_text(ADAPTERS)  # what docs/models.md says of peft
+    done = warm.run([str(project / "adapters.py")], project, 100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_model_of_transformers_is_trained_and_two_others_begin_with_its_weights(tmp_path, emrun, warm):

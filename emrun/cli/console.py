@@ -81,7 +81,7 @@ def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[C
 def _at_hand(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     from emrun.config.names import bases, short_names
 
-    kinds = (*bases(), "bases", "hooks", "datasets", "models", "optimizers", "schedules", "metrics")
+    kinds = (*bases(), "bases", "hooks", "datasets", "models", "optimizers", "schedules", "metrics", "losses")
     names = (name for kind in ("hook", "dataset") for name in short_names(kind, installed=False))
     return named((*kinds, *names), incomplete)
 

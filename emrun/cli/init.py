@@ -142,7 +142,7 @@ def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
             name=name,
             about=_comment(files["config.yaml"].decode()),
             prepare=_PREPARE if prepares else "",
-            extras="metrics,data,transformers" if name == "transformers" else "metrics,data",
+            extras="metrics,data,transformers" if b"transformers" in files["config.yaml"] else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }

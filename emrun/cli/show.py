@@ -19,13 +19,13 @@ from emrun.config.names import NotThere, dotted_path
 
 @click.command()
 @click.argument(
-    "name", required=False, metavar="[bases|hooks|datasets|models|optimizers|schedules|metrics|NAME]",
+    "name", required=False, metavar="[bases|hooks|datasets|models|optimizers|schedules|metrics|losses|NAME]",
     shell_complete=complete_names,
 )  # fmt: skip
 @with_json
 @with_tracebacks
 def show(name: str | None, as_json: bool) -> None:
-    """List what a config can name: bases, hooks, datasets, models, optimizers, ...; with NAME, explain it.
+    """List what a config can name: bases, hooks, datasets, models, metrics, losses, ...; with NAME, explain it.
 
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
     of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory. What is printed is

@@ -1,4 +1,4 @@
-"""What a config can name: hooks, datasets, models, optimizers, schedules and metrics, with their docstrings.
+"""What a config can name: hooks, datasets, models, optimizers, schedules, metrics and losses, with their docstrings.
 
 Docstrings of emrun are read from sources and nothing is imported, so that a listing does not wait for torch.
 """
@@ -26,12 +26,13 @@ PLACES = {
     "optimizers": "model.optimizer.class",
     "schedules": "model.scheduler.class",
     "metrics": "model.metrics.NAME.import",
+    "losses": "model.loss.import",
 }
 """Kind -> the key of a config that names it."""
 
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
-_METRICS = "emrun.metrics"
+_OF_FUNCTIONS = {"metrics": "emrun.metrics", "losses": "emrun.losses"}
 _PACKAGES = {
     "optimizers": ("torch.optim",),
     "schedules": ("emrun.models.schedules.built_in", "torch.optim.lr_scheduler"),
@@ -67,7 +68,7 @@ def explanation(name: str) -> str | None:
     Of a base it is the text.
 
     Args:
-        name: as a listing has it, without regard to case and underscores; of a metric also its last part.
+        name: as a listing has it, without regard to case and underscores; of a function also its last part.
     """
     for base, file in bases().items():
         if name in (base, base.removeprefix(OF_BASE)):
@@ -90,11 +91,12 @@ def _named(kind: str) -> Mapping[str, str]:
     """Return what emrun and torch have of a kind: the name as a config writes it -> the dotted path."""
     if kind in _OF_NAMES:
         return built_ins(_OF_NAMES[kind])
-    if kind == "metrics":
-        module = SourceModules().read(_METRICS)
+    if kind in _OF_FUNCTIONS:
+        home = _OF_FUNCTIONS[kind]
+        module = SourceModules().read(home)
         bound = module.bound.items() if module is not None else ()
         functions = [name for name, (first, *_) in bound if isinstance(first, ast.FunctionDef) and name[0] != "_"]
-        return {f"{_METRICS}.{name}": f"{_METRICS}.{name}" for name in functions}
+        return {f"{home}.{name}": f"{home}.{name}" for name in functions}
     homes = {name: package for package in _PACKAGES.get(kind, ()) for name in _sources().classes(package) or ()}
     return {name: f"{package}.{name}" for name, package in homes.items() if name not in _NOT_USABLE}
 

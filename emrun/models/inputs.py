@@ -9,6 +9,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from operator import attrgetter, itemgetter
@@ -327,6 +328,17 @@ def dtype_of(module: Module) -> torch.dtype:
         if sizes:
             return sizes.most_common(1)[0][0]
     return torch.get_default_dtype()
+
+
+def tokens_of(module: Module) -> int | None:
+    """Return how many tokens a model of transformers has embeddings of; None for another module."""
+    for each in module.modules():
+        get = getattr(each, "get_input_embeddings", None)
+        if callable(get):
+            with suppress(NotImplementedError):
+                size = getattr(get(), "num_embeddings", None)
+                return size if isinstance(size, int) else None
+    return None
 
 
 def values_of(names: Strings) -> Callable[[Values], Sequence[Any]]:

@@ -11,6 +11,7 @@ from emrun.base.types import Batch, State, Strings, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel, Target
 from emrun.models.forward_pass import ForwardPass
+from emrun.models.inputs import tokens_of
 from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.units import Units
@@ -115,9 +116,16 @@ class ModuleModel(AbstractModel):
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
 
     def use_dataset(self, dataset: Any) -> None:
-        """Take from the dataset how its sources are scaled, how many train rows its classes have, what is a picture."""
+        """Take from the dataset how its sources are scaled, how many train rows its classes have, what is a picture.
+
+        Raises:
+            ArgumentError: these do not fit the model, or the dataset has tokens that the module does not have.
+        """
         outputs = self._forward_pass.outputs
         outputs.use_dataset(dataset)
+        check = getattr(dataset, "check_vocabulary", None)
+        if check is not None and (size := tokens_of(self.module)) is not None:
+            check(size)
         if self.in_units:
             outputs.use_units(Units(self.in_units, dataset))
 

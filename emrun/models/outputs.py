@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from emrun.base.preparations import named_classes
 from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
 from emrun.base.wording import counted, did_you_mean, few, listed
 from emrun.dataset import classes_of
+from emrun.losses import EXAMPLE_WEIGHTS
 from emrun.model import Target
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
@@ -35,6 +36,7 @@ _ACTIVATIONS = {
     **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "identity"),
 }
 """Loss of torch -> how the output that it gets becomes probabilities."""
+_WEIGHT = "example_weight"
 
 
 class Outputs:
@@ -72,6 +74,9 @@ class Outputs:
         self._loss = self.terms.get("loss")
         """The only loss, if it has no name."""
         self._sums_terms = "loss" not in self.terms and bool(self.terms)
+        self._weights = _weights_of(self.terms)
+        if self._weights is not None:  # which come with it
+            self._loss = None
         measured = calculations("metrics", metrics, device)
         self.only_in = {name: each.streams for name, each in measured.items() if each.streams is not None}
         """The metrics that are not calculated in all streams, with their streams."""
@@ -120,7 +125,9 @@ class Outputs:
     @property
     def names(self) -> list[str]:
         """The names of the outputs, as far as they are known before the first batch."""
-        return [*(self._named or ()), *self.terms, *(["loss"] if self._sums_terms else []), *self.of_batches]
+        weights = [_WEIGHT] if self._weights is not None else []
+        loss = ["loss"] if self._sums_terms else []
+        return [*(self._named or ()), *self.terms, *loss, *weights, *self.of_batches]
 
     @property
     def may_have_weights(self) -> bool:
@@ -186,6 +193,11 @@ class Outputs:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
             self._add(outputs, self.terms, inputs, "loss")
+            if self._weights is not None and _WEIGHT not in outputs:
+                source, weigh = self._weights
+                labels = outputs.get(source, inputs.get(source))
+                if labels is not None:
+                    outputs[_WEIGHT] = weigh(labels)
             if self._sums_terms and all(name in outputs for name in self.terms):
                 weights = loss_weights(outputs)
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in self.terms.items())
@@ -479,6 +491,25 @@ def _place_of_module(function: Any) -> int | None:
 def is_of_streams(metric: Any) -> bool:
     """Return whether a metric is of a whole stream, rather than a function of a batch."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def _weights_of(terms: Mapping[str, Calculation]) -> tuple[str, Callable[[Tensor], Tensor]] | None:
+    """Return what the examples are weighted by, if a loss weights them: an output or source, and a function of it.
+
+    Raises:
+        ArgumentError: two losses weight them by different sources.
+    """
+    found = [
+        (each, weigh)
+        for each in terms.values()
+        for loss, weigh in EXAMPLE_WEIGHTS.items()
+        if each.function is loss and len(each.inputs) > 1
+    ]
+    for each, _ in found[1:]:
+        if each.inputs[1] != found[0][0].inputs[1]:
+            what = f"the examples have one weight, which {found[0][0].key} takes from {found[0][0].inputs[1]!r}"
+            raise ArgumentError(each.key, f"{what}, and this loss from {each.inputs[1]!r}; give both the same labels")
+    return (found[0][0].inputs[1], found[0][1]) if found else None
 
 
 Calculations = Mapping[str, Calculation]

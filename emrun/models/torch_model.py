@@ -42,6 +42,7 @@ from emrun.models.step.halves import compare_halves
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.manual import FirstWindow, Manual, Run
 from emrun.models.step.micro_batches import MicroBatches
+from emrun.models.step.packs import check_packs
 from emrun.models.step.sharded import ShardedSums
 from emrun.models.step.size_search import advise
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
@@ -251,6 +252,7 @@ class TorchModel(ModuleModel):
         self.iterations_per_update = accumulate
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._has_trained = False  # whether this epoch has trained
+        self._is_packed = False  # whether parts of an example must not see each other, and this is to be checked
         self._is_compared = False  # whether the first batch was compared with its halves
         self._forward: Run = self._forward_pass.run
         if self._overrides("forward"):
@@ -603,6 +605,9 @@ class TorchModel(ModuleModel):
         self._step.begin_stream(self._check_first)
         if "train_step" in vars(self):
             self._step.replace(self.train_step)
+        if self._is_packed:
+            self._is_packed = False
+            check_packs(self.module, self._forward, inputs, self.precision)
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)
@@ -722,6 +727,7 @@ class TorchModel(ModuleModel):
         self._main_loop = main_loop
         if main_loop.dataset is not None:
             self.use_dataset(main_loop.dataset)
+        self._is_packed = getattr(main_loop.dataset, "is_packed", False)
         self._stream = None
         self._step.updater.register(main_loop)
         self._weights.register()

@@ -48,12 +48,12 @@ class _Asked(StreamContext):
 
     def __init__(self, stream_name: str, *, seed: int, epoch: int) -> None:
         super().__init__(stream_name, seed=seed, epoch=epoch)
-        self._asked: list[tuple[int, int, bool]] = []
+        self._asked: list[tuple[int, int | list[int], bool]] = []
 
     def batches(
         self,
         n: int,
-        batch_size: int,
+        batch_size: int | list[int],
         shuffle: bool = False,
         drop_last: bool = False,
         blocks: Sequence[int] | None = None,
@@ -67,5 +67,8 @@ class _Asked(StreamContext):
         """Return the number of batches, or of those of one length; None if nothing was asked, or other lengths."""
         if length is not None and any(size != length for _, size, _ in self._asked):
             return None
-        whole = [n // size if is_whole or length else -(-n // size) for n, size, is_whole in self._asked]
-        return sum(whole) or None
+        counts = [
+            len(size) if isinstance(size, list) else (n if is_whole or length else n + size - 1) // size
+            for n, size, is_whole in self._asked
+        ]
+        return sum(counts) or None

@@ -3,9 +3,11 @@
 import importlib
 import io
 import itertools
+import json
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +18,10 @@ from doubles import wrapped
 from PIL import Image
 from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
+from words import WORDS, Words
 
 from emrun.datasets import (
+    Chats,
     Digits,
     HuggingFace,
     ImageFolder,
@@ -26,9 +30,11 @@ from emrun.datasets import (
     Parquet,
     Table,
     TarShards,
+    Text,
     TokenWindows,
     TorchDataset,
 )
+from emrun.datasets._tokens import Tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -100,6 +106,32 @@ def token_windows(folder):
     return TokenWindows(str(folder / "*.txt"), window=9, batch_size=3, cache_dir=str(folder / "cache"))
 
 
+def with_words(build):
+    """Build a dataset whose tokenizer needs no library."""
+    with patch.object(Tokenizer, "_loaded", lambda self: Words()):
+        return build()
+
+
+def text(folder):
+    rows = [{"text": " ".join(WORDS[: 1 + each * 7 % 11]), "label": each % 3} for each in range(COUNT)]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return with_words(lambda: Text(str(folder / "a.jsonl"), tokenizer="words", label="label", batch_tokens=24))
+
+
+def chats(folder):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": WORDS[each]},
+                {"role": "assistant", "content": " ".join(WORDS[:each])},
+            ]
+        }
+        for each in range(1, COUNT)
+    ]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return with_words(lambda: Chats(str(folder / "a.jsonl"), tokenizer="words", pack=30, batch_size=2))
+
+
 def points():
     return TensorDataset(torch.from_numpy(numbers(1000)), torch.arange(COUNT))
 
@@ -130,6 +162,7 @@ def iterable(folder):
 
 
 KINDS = {
+    "chats": chats,
     "digits": lambda folder: Digits(batch_size=200, shift=1),
     "hugging_face": hugging_face,
     "image_folder": image_folder,
@@ -140,6 +173,7 @@ KINDS = {
     "table of csv": csv_table,
     "table mapped": mapped_table,
     "tar_shards": tar_shards,
+    "text": text,
     "token_windows": token_windows,
     "torch_dataset": lambda folder: TorchDataset(points(), sources=["x", "y"], batch_size=3),
     "torch_dataset iterable": iterable,

@@ -23,7 +23,8 @@ from emrun.ranks import gather
 from emrun.ranks.parts import loss_weights, mean, rows_of
 
 _LOG = logging.getLogger(__name__)
-_ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences that are no more than rounding
+ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}
+"""Precision -> a relative difference that is no more than rounding."""
 
 
 def compare_halves(
@@ -74,7 +75,7 @@ def compare_halves(
     whole = losses[0].item()
     halves = float(mean(losses[1:], weights[1:]))
     if math.isfinite(whole) and not math.isclose(
-        whole, halves, rel_tol=_ROUNDED.get(str(precision), 1e-3), abs_tol=1e-6
+        whole, halves, rel_tol=ROUNDED.get(str(precision), 1e-3), abs_tol=1e-6
     ):
         _LOG.warning(
             "several ranks: the loss looks at the whole batch: it is %.4g for %d examples, but %.4g as the mean of "
