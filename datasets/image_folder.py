@@ -221,7 +221,7 @@ class _Pictures(Readable, Part):
         def read_one(row: int, place: int) -> tuple[int, Array]:
             rng = ctx.rng_for(row) if trains else None
             is_flipped = self._flips and rng is not None and rng.random() < 0.5
-            pixels = self._pixels(row, rng)
+            pixels = self._pixels(row, rng, transforms)
             pixels = pixels[:, ::-1] if is_flipped else pixels
             if room is None:
                 found = transforms.apply({"image": picture_of(pixels)}, ctx, row)
@@ -243,11 +243,11 @@ class _Pictures(Readable, Part):
     def _named(self, row: int) -> tuple[str, str]:
         return self.ids[row], str(self._root / self.ids[row])
 
-    def _pixels(self, row: int, rng: Generator | None) -> Array:
-        """Return an image as bytes of shape (H, W, C)."""
+    def _pixels(self, row: int, rng: Generator | None, transforms: Transforms) -> Array:
+        """Return an image as bytes of shape (H, W, C), of any size if transforms get it."""
         path = self._root / self.ids[row]
         pixels = self._images.read(path, _FORMATS, rng)
-        if pixels.shape[:2] != self._size:
+        if pixels.shape[:2] != self._size and not transforms:
             found = " x ".join(map(str, pixels.shape[:2]))
             first = " x ".join(map(str, self._size))
             raise StreamError(
