@@ -79,7 +79,7 @@ def predict(
         stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
         file: ends in `.parquet`, `.csv` or `.jsonl`; see the hook `SavePredictions`. None to return arrays.
         overrides: overrides that are applied afterwards.
-        config: a config to use instead of the config of the run.
+        config: a config to use instead of the config of the run; one without dataset or model is merged over it.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
         classes: add the number and the name of the predicted class; see the hook `SavePredictions`.
