@@ -28,7 +28,15 @@ from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
 from emrun.diagnosis.built_once import with_modules_built_once
-from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
+from emrun.diagnosis.model_facts import (
+    FloatTargets,
+    StepMemory,
+    memory,
+    memory_per_rank,
+    parameter_groups,
+    parameters,
+    timed_run,
+)
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.values import sorted_sources
@@ -357,8 +365,10 @@ class Tryout:
         """Run the model on a batch as the loop would; return the seconds of the fastest run."""
         train = name == self._loop.train_stream_name
         if train and index == 0:
-            with preserved_randomness():
+            targets = FloatTargets()
+            with preserved_randomness(), targets if self._step_memory is not None else nullcontext():
                 self._model.run(batch, False, name)  # as in the zeroth epoch
+            self._notes += targets.notes
             self._round_trip.begin()
             self._rows = length(batch)
         seconds = math.inf
