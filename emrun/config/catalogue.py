@@ -15,6 +15,7 @@ from typing import Any
 from emrun.base.errors import OF_BASE
 from emrun.base.wording import normalised
 from emrun.config.names import bases, built_ins, plugins
+from emrun.config.planner import METRICS
 from emrun.config.source_finder import Unimported
 from emrun.config.source_modules import SourceModules
 
@@ -32,7 +33,7 @@ PLACES = {
 
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
-_OF_FUNCTIONS = {"metrics": "emrun.metrics", "losses": "emrun.losses"}
+_OF_FUNCTIONS = {"metrics": METRICS, "losses": "emrun.losses"}
 _PACKAGES = {
     "optimizers": ("torch.optim",),
     "schedules": ("emrun.models.schedules.built_in", "torch.optim.lr_scheduler"),

@@ -77,6 +77,8 @@ class InputNames:
         named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
+        if inputs is None and takes_any and isinstance(own := getattr(module, "inputs", None), list):
+            inputs = own  # of a `Graph`
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources that it gets")

@@ -282,6 +282,52 @@ class Named:
             }
 
 
+class Soft(Named):
+    """Floats as targets: probabilities, or pictures."""
+
+    num_batches = {"train": 2}  # noqa: RUF012 - as a dataset may have it
+
+    def __init__(self, total: float = 1.0):
+        super().__init__([])
+        self.total = total
+
+    def train_stream(self):
+        for batch in super().train_stream():
+            yield {"x": batch["x"], "target": np.full((6, 3), self.total / 3, np.float32)}
+
+
+class Own(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x, target):
+        logits = super().forward(x)
+        return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, target=target, reduction="none")}
+
+
+def own_loss(logits, target):
+    return 0.5 * torch.nn.functional.cross_entropy(logits, target)
+
+
+@pytest.mark.parametrize("total", [1.0, 2.0])
+@pytest.mark.parametrize("way", ["forward", "loss", "class"])
+def test_floats_that_are_no_probabilities_as_targets_of_a_cross_entropy_are_a_warning(total, way):
+    linear = {"class": "torch.nn.Linear", "in_features": 4, "out_features": 3}
+    loss = {"class": ENTROPY} if way == "class" else {"import": f"{__name__}.own_loss"}
+    named = {"inputs": ["x"], "outputs": ["logits"], "loss": {**loss, "inputs": ["logits", "target"]}}
+    model = {"module": {"class": f"{__name__}.Own"}} if way == "forward" else {"module": linear, **named}
+    config = {
+        "seed": 3,
+        "dataset": {"class": f"{__name__}.Soft", "total": total},
+        "model": {**model, "optimizer": {"class": "SGD", "lr": 0.1}},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    found = [note for note in try_out(load_config(config))["notes"] if "probabilities" in note]
+    assert [note[:60] for note in found] == ["a cross entropy has a target of floats of shape (6, 3), whic"] * (
+        total == 2
+    )
+
+
 ENTROPY = "torch.nn.CrossEntropyLoss"
 ON_LABEL = {"class": ENTROPY, "inputs": ["logits", "label"]}
 ON_TURN = {"class": ENTROPY, "inputs": ["logits", "turn"]}
