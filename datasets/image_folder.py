@@ -20,7 +20,7 @@ from emrun.base.wording import counted, listed
 from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._examples import ExampleReader, NamedSplits, printable, with_names
 from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode, check_pillow, write_image
-from emrun.datasets._paths import first_of, what_is_in
+from emrun.datasets._paths import files_of, first_of, what_is_in
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
@@ -276,9 +276,11 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
 
 
 def _unlabelled(path: Path) -> tuple[Path, list[str], None]:
-    """Return a folder and the paths of all images below, or the folder of one file and its name."""
+    """Return a folder and the paths of all images below, or of one file, or of those that match a pattern."""
     if not path.is_dir():
-        return path.parent, [path.name], None
+        found = files_of(NEW, str(path))
+        root = Path(os.path.commonpath([file.parent for file in found]))
+        return root, [str(file.relative_to(root)) for file in found], None
     others: list[str] = []
     files = [name.removeprefix("./") for name in _below(NEW, path, ".", others)]
     _tell(NEW, path, others)
