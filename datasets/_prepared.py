@@ -84,7 +84,7 @@ class Prepared(Splits):
         self._balance = balance
         self._labels: Rows | None = None  # the class of each row of train, if they are drawn evenly
         self._opened: dict[str, Part] = {}
-        self._new: tuple[Path, Part] | None = None  # the data of the stream `new`, once they are read
+        self._new: Path | None = None  # the data of the stream `new`, once they are read
         self._kept: Json = preparation or {}
         self._division: Json = {}
         self._groups: set[str | None] = set()  # of the divided rows
@@ -112,9 +112,10 @@ class Prepared(Splits):
     def new_stream(self, path: Path, ctx: StreamContext) -> Iterator[Batch]:
         """Return the batches of data that the run has not seen; their targets may be missing."""
         with self._opening():
-            if self._new is None or self._new[0] != path:
-                self._new = path, self._complete(NEW, self._read_new(path))
-            part = self._of_pass(self._new[1], ctx)
+            if self._new != path:
+                self._opened[NEW] = self._complete(NEW, self._read_new(path))
+                self._new = path
+            part = self._of_pass(self._opened[NEW], ctx)
             if not len(part):
                 raise ArgumentError(NEW, f"{path} contains no examples")
         return self._batches(part, ctx, shuffle=False)

@@ -18,7 +18,7 @@ from emrun.base.types import Batch, Json, Policy, Strings
 from emrun.base.wording import counted, listed
 from emrun.datasets._division import SplitForm, Texts
 from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode
-from emrun.datasets._paths import first_of, what_is_in
+from emrun.datasets._paths import files_of, first_of, what_is_in
 from emrun.datasets._picture_batches import Example
 from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
 from emrun.datasets._transforms import TransformForm, transforms_of
@@ -200,9 +200,11 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[list[str], Ar
 
 
 def _unlabelled(path: Path) -> tuple[Path, list[str]]:
-    """Return a folder and the paths of all images below, or the folder of one file and its name."""
+    """Return a folder and the paths of all images below, or of one file, or of those that match a pattern."""
     if not path.is_dir():
-        return path.parent, [path.name]
+        found = files_of(NEW, str(path))
+        root = Path(os.path.commonpath([file.parent for file in found]))
+        return root, [str(file.relative_to(root)) for file in found]
     others: list[str] = []
     files = [name.removeprefix("./") for name in _below(NEW, path, ".", others)]
     _tell(NEW, path, others)

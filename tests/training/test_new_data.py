@@ -129,6 +129,8 @@ def test_pictures_of_a_folder_without_classes_where_the_train_pictures_are_not(p
     assert (one["id"].tolist(), one["probability.cat"].shape) == (["sub/3.png"[4:]], (1,))
     assert f"{one['probability.cat'][0]}"[:6] == found[4]["probability.cat"][:6]
     assert list(predict(run, data="far/new")) == ["id", "position", "logits"]
+    some = predict(run, data="far/new/*.png")  # a pattern
+    assert some["id"].tolist() == ["0.png", "2.png", "4.png"]
 
 
 def test_what_is_wrong_with_pictures_is_said_with_the_file(pictures):
