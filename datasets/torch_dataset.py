@@ -126,6 +126,7 @@ class TorchDataset(ThreeStreams):
         if self._reader.skips and not any(map(_has_items, self._data.values())):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
         self._batch_size = batch_size
+        self._draws: dict[tuple[str, bool], bool] = {}  # whether items drew in an earlier pass of this kind
         self._collate = collate or default_collate
         self._sampler = sampler
         self._sources = None if sources is None else list(sources)
@@ -186,14 +187,16 @@ class TorchDataset(ThreeStreams):
 
     def _of_items(self, data: Any, order: Rows | None, ctx: StreamContext, *, shuffle: bool) -> Iterator[Any]:
         count = len(data) if order is None else len(order)
-        draws: bool | None = None  # not known before the first batch
+        of_pass = ctx.stream_name, ctx.epoch > 0
+        drew = self._draws.get(of_pass)
+        draws = None if any(True for _ in _with_epoch(data)) else drew  # None is not known before the first batch
         for places in ctx.batches(count, self._batch_size, shuffle=shuffle and order is None):
             rows = (places if order is None else order[places]).tolist()
             if draws is None:
                 draws, batch = self._first(data, rows, places, ctx)
             elif draws:
                 batch = self._seeded(data, rows, places, ctx)[1]
-            elif ctx.read_by == "thread":
+            elif drew is False or ctx.read_by == "thread":
                 batch = self._batch(data, rows, ctx)
             else:
                 before = torch.default_generator.get_state()
@@ -203,6 +206,7 @@ class TorchDataset(ThreeStreams):
                     torch.default_generator.set_state(before)
                     batch = self._seeded(data, rows, places, ctx)[1]
             yield batch
+        self._draws[of_pass] = bool(draws)
 
     def _first(self, data: Any, rows: list[int], places: Rows, ctx: StreamContext) -> tuple[bool, Any]:
         """Return whether the items of a pass draw random numbers, which its first batch tells, and this batch.

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from doubles import wrapped
+from doubles import stream_of, wrapped
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
@@ -597,6 +597,17 @@ def test_items_that_draw_are_the_same_on_two_ranks(kind):
     assert {row for part in parts for row in part} == set(range(COUNT))
     if kind != "together":
         assert parts[0] | parts[1] == whole
+
+
+def test_a_resume_with_a_buffer_is_exact_though_items_draw():
+    before, after = (stream_of(make(Noisy()), "train", buffer=2) for _ in range(2))
+    with before, after:
+        batches = iter(before)
+        next(batches)
+        next(batches)
+        after.load_state_dict(before.state_dict())
+        assert after.restore()
+        assert next(iter(after))["x"].tolist() == next(batches)["x"].tolist()
 
 
 @pytest.mark.parametrize("kind", ["numpy", "python"])

@@ -15,7 +15,7 @@ from emrun.datasets.image_folder import ImageFolder
 from emrun.ranks.group import Ranks
 from emrun.stream_context import StreamContext
 
-READERS = [("loop", "1"), ("loop", "4"), ("thread", "1"), ("thread", "4"), ("worker", "1"), ("worker", "4")]
+READERS = [("loop", "1"), ("thread", "4"), ("worker", "1"), ("worker", "4")]
 AUGMENT = [
     {"ColorJitter": {"brightness": 0.3, "hue": 0.1}},
     {"RandomApply": {"transforms": [{"RandomRotation": {"degrees": 30}}], "p": 0.5}},
@@ -94,6 +94,13 @@ def test_evaluations_have_the_transforms_but_not_the_augmentation(pictures):
     plain = np.stack([np.asarray(Image.open(file)) for file in sorted(pictures.rglob("*.png"))])
     expected = plain[:, 2:10, 4:12].transpose(0, 3, 1, 2) / np.float32(255)
     np.testing.assert_array_equal(batch["image"], expected)
+
+
+def test_transforms_may_give_images_of_different_sizes_one_size(pictures):
+    Image.new("RGB", (20, 30)).save(pictures / "cat" / "other.png")
+    dataset = ImageFolder(pictures, transform=[{"Resize": {"size": [8, 9]}}])
+    (batch,) = dataset.train_stream(StreamContext("train", seed=3))
+    assert batch["image"].shape == (13, 3, 8, 9)
 
 
 def test_floats_stay_what_they_are(pictures):
