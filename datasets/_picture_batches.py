@@ -139,7 +139,7 @@ class PictureBatch:
         example: reads the pictures of an example.
         sources: the sources.
         count: the number of examples.
-        size: the height and width that all pictures must have; None if any will do that all have.
+        size: the height and width that all pictures have, unless they are transformed; None if it is not known.
         ctx: the context of the pass.
         trains: whether the model is trained on the batch.
     """
@@ -184,10 +184,6 @@ class PictureBatch:
             StreamError: a picture has another size than all must have, or a transform fails.
         """
         found = self._example.pixels(pictures, partial(self._ctx.rng_for, row) if self._trains else None)
-        for source, pixels in found.items():
-            if self._size is not None and self._size != pixels.shape[:2]:
-                own = f"{pictures[source].source} has {by(pixels.shape[:2])} pixels (height x width)"
-                raise StreamError(f"{own}, but the first image of train has {by(self._size)}; set `size`")
         if self._transforms:
             values = {source: self._images[source].tensor(pixels) for source, pixels in found.items()}
             values = self._transforms.apply(values, self._ctx, row)
@@ -200,6 +196,9 @@ class PictureBatch:
             return turned
         arrays = {}
         for source, pixels in found.items():
+            if self._size is not None and self._size != pixels.shape[:2]:
+                own = f"{pictures[source].source} has {by(pixels.shape[:2])} pixels (height x width)"
+                raise StreamError(f"{own}, but the first image of train has {by(self._size)}; set `size`")
             images = self._images[source]
             room = self._rooms.get(source)
             arrays[source] = np.empty(images.shape(pixels.shape[:2]), images.dtype) if room is None else room[place]
