@@ -280,14 +280,20 @@ class Packs:
 
     def __init__(self, lengths: Rows, most: int) -> None:
         packs: list[list[int]] = []
-        rooms: list[tuple[int, int]] = []  # (tokens left, index of the pack), in order
+        rooms: list[list[int]] = [[] for _ in range(most + 1)]  # tokens left -> packs
+        lefts: list[int] = []  # those of which there are packs, in order
         for place, length in enumerate(np.sort(lengths)[::-1].tolist()):
-            index = bisect_left(rooms, (length, -1))
-            left, pack = rooms.pop(index) if index < len(rooms) else (most, len(packs))
-            if pack == len(packs):
+            index = bisect_left(lefts, length)
+            left = lefts[index] if index < len(lefts) else most
+            if index == len(lefts):
                 packs.append([])
+            pack = rooms[left].pop() if index < len(lefts) else len(packs) - 1
+            if index < len(lefts) and not rooms[left]:
+                lefts.pop(index)
             packs[pack].append(place)
-            insort(rooms, (left - length, pack))
+            if not rooms[left - length]:
+                insort(lefts, left - length)
+            rooms[left - length].append(pack)
         self._places = np.array([place for pack in packs for place in pack], np.int64)
         self._counts = np.array([len(pack) for pack in packs], np.int64)
 

@@ -133,7 +133,9 @@ class Chats(Tokenized):
         cut = 0
         for begin in range(0, len(values), AT_ONCE):
             chats = [self._rendered(part, row, values[row]) for row in range(begin, min(begin + AT_ONCE, len(values)))]
-            found = raw([text for text, _ in chats], add_special_tokens=False, return_offsets_mapping=True)
+            found = raw(
+                [text for text, _ in chats], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
             for tokens, offsets, (_, spans) in zip(found["input_ids"], found["offset_mapping"], chats, strict=True):
                 first, last = np.array(offsets, np.int64).reshape(-1, 2).T
                 is_trained = np.full(len(tokens), self._trains_all)
@@ -170,13 +172,13 @@ class Chats(Tokenized):
         if _MARKED.search(template):
             from transformers.utils.chat_template_utils import render_jinja_template
 
-            found, spans = render_jinja_template(
-                conversations=[messages],
+            rendered: Any = render_jinja_template(
+                conversations=[[*messages]],
                 chat_template=template,
                 return_assistant_tokens_mask=True,
                 **raw.special_tokens_map,
             )
-            return found[0], spans[0]
+            return rendered[0][0], rendered[1][0]
         answers = [index for index, each in enumerate(messages) if each["role"] == _ANSWERS]
         if answers[:1] == [0]:
             raise _Refused("it begins with an answer, whose beginning only {% generation %} in the template can tell")

@@ -11,6 +11,7 @@ from doubles import wrapped
 from emrun.base.encoding import random_digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
+from emrun.ranks.group import Ranks
 from emrun.stream_context import StreamContext, WithLeftOut
 
 
@@ -503,3 +504,16 @@ def test_without_workers_the_global_generators_are_left_alone():
     before = random_digest()
     rows_of(context(), 12, 3, shuffle=True)
     assert random_digest() == before
+
+
+def test_batches_may_have_sizes_of_their_own():
+    def sizes(**more):
+        return [rows.tolist() for rows in StreamContext("train", seed=1, epoch=1, **more).batches(6, [1, 3, 2])]
+
+    assert sizes() == [[0], [1, 2, 3], [4, 5]]
+    assert sizes(start=1) == [[1, 2, 3], [4, 5]]
+    assert sizes(workers=2, worker=1) == [[1, 2, 3]]
+    assert sizes(ranks=Ranks(1, 2)) == [[0], [2, 3], [5]]  # the first row counts nothing
+    for wrong, message in (([1, 3], "have 4 of 6 rows"), ([6, 0], "is invalid"), ([1.0, 5], "is invalid")):
+        with pytest.raises(StreamError, match=message):
+            next(StreamContext("train", seed=1).batches(6, wrong))

@@ -20,6 +20,7 @@ from emrun.datasets import Text
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import rows_in
 from emrun.stream_context import StreamContext
+from emrun.streams.pass_lengths import asked_length
 
 if importlib.util.find_spec("transformers") is None:  # not imported here: that takes seconds
     pytest.skip("transformers is not installed", allow_module_level=True)
@@ -95,9 +96,8 @@ def grouped(rows, size):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"batch_size": None, "batch_tokens": 90}, {"balance": "kind", "buckets": True},
-     {"label": None, "train_on": "all", "window": 16}],
-)  # fmt: skip
+    [{"batch_size": None, "batch_tokens": 90}, {"balance": "kind", "buckets": True}],
+)
 def test_the_train_stream_keeps_the_rules(texts, arguments, check_training_stream):
     check_training_stream(lambda: texts(**arguments))
 
@@ -111,6 +111,7 @@ def test_batches_of_similar_lengths_have_less_padding_and_all_rows_and_a_fixed_n
 
     by_tokens = texts(batch_size=None, batch_tokens=100, id="name")
     orders = []
+    assert asked_length(by_tokens.train_stream, "train", 0, None) == by_tokens.num_batches["train"]
     with stream_of(by_tokens, "train") as stream:
         for _ in range(4):
             batches = list(stream)

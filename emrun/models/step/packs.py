@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from emrun.base.types import Values
 from emrun.models.precision import Precision
 from emrun.models.step.halves import ROUNDED, without_traces
 
+_LOG = logging.getLogger(__name__)
 _POSITIONS = "position_ids"
 _LESS = 30  # times as exact: what stays in its place is not rounded in another way
 
@@ -66,6 +68,8 @@ def check_packs(module: Module, forward: Callable[[Values], Values], inputs: Val
         changed = run(other, second)
         alone = run(second)
     # what differs
+    if not together:
+        _LOG.warning("no output has a value for each token, so whether the chats of a pack see each other is not known")
     rounding = ROUNDED.get(str(precision), 3e-2 if any(each.itemsize < 4 for each in module.parameters()) else 1e-3)
     for name, values in together.items():
         scale = float(values.abs().max()) or 1.0
