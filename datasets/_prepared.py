@@ -218,9 +218,6 @@ class Prepared(Splits):
             raise ArgumentError("split.group", f"{what}; leave the group out of one of the two files")
 
     def _part(self, name: str) -> Part:
-        if name == NEW and self._new is not None:
-            part: Part = self._new[1]
-            return part
         if name not in self._opened:
             self._opened |= self._loaded(name)
         return self._opened[name]

@@ -31,9 +31,9 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.encoding import GENERATORS, digest
 from emrun.base.errors import ArgumentError, EmrunError, StreamError, needing
+from emrun.base.lazy import prepare_torchvision
 from emrun.base.randomness import preserved_randomness, seed_generators
 from emrun.base.types import Named, Strings
-from emrun.base.vision import import_vision
 from emrun.base.wording import did_you_mean, listed
 from emrun.stream_context import Array, StreamContext
 
@@ -353,4 +353,8 @@ def _checked(place: str, found: Any, values: Named) -> Named:
 def _torchvision() -> tuple[Any, Any]:
     """Return `torchvision.transforms.v2` and `torchvision.tv_tensors`."""
     with needing("`transform` or `augment`", "torchvision", "vision"):
-        return import_vision("torchvision.transforms.v2"), import_vision("torchvision.tv_tensors")
+        prepare_torchvision()
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    return v2, tv_tensors

@@ -60,7 +60,9 @@ def masks(path):
         Image.fromarray(mask).save(path / "masks" / f"{index}.png")
 
 
-SEGMENTATION = "image: images, mask: masks, classes: [ground, box], size: 16, width: 8, batch_size: 4, lr: 0.01, epochs: 12"
+SEGMENTATION = (
+    "image: images, mask: masks, classes: [ground, box], size: 16, width: 8, batch_size: 4, lr: 0.01, epochs: 12"
+)
 VARS = {
     "segmentation": (masks, SEGMENTATION, "loss", 0.4),
     "image_classification": (

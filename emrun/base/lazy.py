@@ -1,7 +1,8 @@
-"""Public names of a package that are imported on first use, so that `import emrun` stays fast."""
+"""What is imported on first use: public names of a package, so that `import emrun` stays fast, and torchvision."""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+_LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
@@ -39,3 +41,35 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         return sorted({*homes(stub), *(name for name in names if name.startswith("__") and name.endswith("__"))})
 
     return __getattr__, __dir__
+
+
+def prepare_torchvision() -> None:
+    """Import torchvision, also where its compiled operators are those of another build of torch.
+
+    PyPI has torchvision for torch with CUDA. Beside torch for CPUs, its operators cannot be loaded, and the import asks
+    for two of them. Transforms and models of classification need none: the two are declared then, with a warning, and
+    an operator that is called raises an error.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import torchvision  # noqa: F401 - this is what may fail
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error) or _DECLARED:
+            raise
+        torch = sys.modules["torch"]
+        library = torch.library.Library("torchvision", "DEF")
+        _DECLARED.append(library)
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _LOG.warning(
+            "torchvision was compiled for another build of torch than %s: its operators, such as nms of detection, "
+            "cannot be called; transforms need none of them",
+            torch.__version__,
+        )
+
+
+_DECLARED: list[Any] = []  # the operators of a library end with it

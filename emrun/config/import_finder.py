@@ -11,8 +11,8 @@ from types import CodeType
 from typing import Any
 
 from emrun.base.errors import fitting_torchvision
+from emrun.base.lazy import prepare_torchvision
 from emrun.base.types import takes_path
-from emrun.base.vision import import_vision
 from emrun.base.wording import from_here, sure
 from emrun.config.names import NoModule, no_member, parts_of
 from emrun.config.signatures import Parameters, parameters_of
@@ -118,7 +118,9 @@ def locate(path: str) -> Any:
         module = ".".join(parts[: index + 1])
         try:
             with fitting_torchvision(path):
-                target = import_vision(module) if parts[0] == "torchvision" else importlib.import_module(module)
+                if module == "torchvision":
+                    prepare_torchvision()
+                target = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module exists, but a module that it imports does not

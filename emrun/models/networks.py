@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, hub, nn
 
 from emrun.base.errors import ArgumentError, needing
+from emrun.base.lazy import prepare_torchvision
 from emrun.base.types import Values
 from emrun.base.wording import did_you_mean, listed
 
@@ -125,7 +126,9 @@ class ImageNet(nn.Module):
                 )
             return
         with needing(f"the model {model!r}", "torchvision", "vision"):
-            from torchvision import models
+            prepare_torchvision()
+        from torchvision import models
+
         known = models.list_models(module=models)
         if model not in known:
             near = did_you_mean(model, [SMALL, *known]) or f"; there are {listed([SMALL, *known])}"
