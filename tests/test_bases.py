@@ -60,11 +60,9 @@ def masks(path):
         Image.fromarray(mask).save(path / "masks" / f"{index}.png")
 
 
-SEGMENTATION = (
-    "image: images, mask: masks, classes: [ground, box], size: 16, width: 8, batch_size: 4, lr: 0.01, epochs: 12"
-)
+SEGMENTATION = "image: images, mask: masks, classes: [a, b], size: 8, width: 8, batch_size: 7, lr: .02, epochs: 8"
 VARS = {
-    "segmentation": (masks, SEGMENTATION, "loss", 0.4),
+    "segmentation": (masks, SEGMENTATION, "loss", 0.5),
     "image_classification": (
         pictures,
         "root: pictures, size: 32, batch_size: 8, epochs: 12, lr: 0.003",

@@ -3,7 +3,7 @@
 import json
 import signal
 
-from projects import LINEAR, linear_on_majority
+from projects import LINEAR, linear_on_majority, linear_with
 from ruamel.yaml import YAML
 
 INTERRUPT = """
@@ -54,6 +54,28 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     assert "hooks[2].LogVariables: LogVariables monitors sise, but no hook writes 'sise'; did you mean 'size'?" in (
         done.stderr
     )
+
+
+def test_a_training_evaluates_its_best_checkpoint_at_the_end_into_json_and_page_and_part_of_a_config_is_laid_over_it(
+    emrun, tmp_path
+):
+    config = linear_with(["ComputeStats", "SaveBest", {"StopAfter": {"epochs": 2}}])
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    done = emrun("train", "-q", "c.yaml", "--output-dir", "run", "--then-eval", "test")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--then-eval test: the dataset has no such stream (it has train, valid" in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+    done = emrun(
+        "train", "-q", "c.yaml", "--output-dir", "run", "--then-eval", "valid", "--then-eval", "train", "--json"
+    )
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert found["evaluated"] == {"valid": {"loss": {"mean": 0.0}}, "train": {"loss": {"mean": 0.0}}}
+    assert sorted(path.name for path in (tmp_path / "run" / "eval").iterdir()) == ["train-1", "valid-1"]
+    (tmp_path / "over.yaml").write_text("hooks: {LogVariables: {variables: [loss]}}\ndataset: {n: 30}\n")
+    assert emrun("eval", "-q", "run", "valid", "-c", "over.yaml").returncode == 0
+    written = YAML().load(tmp_path / "run" / "eval" / "valid-2" / "config.yaml")
+    assert (written["dataset"]["n"], written["hooks"][-1]) == (30, {"LogVariables": {"variables": ["loss"]}})
 
 
 DATASET = """\
