@@ -41,7 +41,7 @@ class PredictedMasks(SaveMasks):
             raise ArgumentError("variables", f"a folder has the masks of one output, not of {listed(variables)}")
         if not place.parent.is_dir():
             raise ArgumentError("file", f"there is no directory {from_here(place.parent)}; create it first")
-        kept = sorted(each.name for each in place.iterdir()) if place.is_dir() else []
+        kept = sorted(str(each.relative_to(place)) for each in place.rglob("*") if not each.is_dir())
         if others := [name for name in kept if name != "masks.csv" and not name.endswith(".png")]:
             what = f"{from_here(place)} has {others[0]}, which is not a mask"
             raise ArgumentError("file", f"{what}; choose another folder, as this is replaced as a whole")
