@@ -41,6 +41,8 @@ class ExampleReader:
         ctx: StreamContext,
         read_one: Callable[[int, int], Example],
         name_one: Callable[[int], tuple[str, str]],
+        *,
+        alone: bool = False,
     ) -> list[Example]:
         """Return the examples of some rows, in the order of the rows, without those that were left out.
 
@@ -51,12 +53,14 @@ class ExampleReader:
                 it raises an error, the example is bad, except for emrun's own errors and errors of the operating
                 system, such as a missing file. An error that is raised here comes after the last call has ended.
             name_one: returns the name of the example of a row, and where it is found, for messages.
+            alone: whether the calling thread reads all rows.
 
         Raises:
             StreamError: an example cannot be read and is not left out.
         """
         found = []
-        for row, example, error in in_order(rows.tolist(), read_one, lambda error: not self.skips or _is_other(error)):
+        read = in_order(rows.tolist(), read_one, lambda error: not self.skips or _is_other(error), alone=alone)
+        for row, example, error in read:
             if error is None:
                 found.append(cast("Example", example))
             else:

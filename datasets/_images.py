@@ -6,20 +6,21 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 
 from emrun.base.arguments import check_choice, check_count, check_flag
-from emrun.base.errors import ArgumentError, needing
+from emrun.base.errors import ArgumentError, StreamError, needing
 from emrun.base.types import Named
 from emrun.base.wording import did_you_mean
+from emrun.datasets._transforms import array_of, mask_of, picture_of
 from emrun.stream_context import Array
 
-_MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+_EXACT = ("BMP", "GIF", "PNG", "TIFF")  # formats that keep numbers; Pillow stretches those of a PGM
+_NUMBERS = ("1", "L", "P", "I;16", "I;16B", "I")
 _ORIENTATION, _LAST_UPRIGHT = 0x0112, 4  # the tag of EXIF, and its last value that leaves width and height as they are
 _TIMES = 3  # a part of a JPEG is decoded at a lower resolution if it still has so many times the size
 _TRIES = 10
@@ -29,6 +30,8 @@ Dtype = Literal["float32", "uint8"]
 """The dtype of images: float32 in [0, 1], or uint8 from 0 to 255."""
 CropForm = Literal["random", "centre"] | Mapping[str, Any]
 """The argument `crop` in a config, see `Crop.read`."""
+IGNORE = 255
+"""The number of the pixels of a mask that have no class, by default."""
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
 """Extension -> Pillow's name of the format."""
 
@@ -79,7 +82,7 @@ class Images:
         check_flag("orient", orient)
         self.size = check_size("size", size)
         self.channels = 3 if mode == "RGB" else 1
-        self.dtype = dtype
+        self.dtype: str = dtype
         if self.size is None and interpolation != "bilinear":
             raise ArgumentError("interpolation", "needs `size`, to which images are resized")
         self._crop = Crop.read(crop, self.size)
@@ -87,49 +90,145 @@ class Images:
         self._filter = str(interpolation).upper()
         self._orients = orient
 
-    def read(self, source: Path | IO[bytes], formats: list[str], rng: Generator | None = None) -> Array:
-        """Return an image as bytes of shape (H, W, C).
+    @property
+    def crops(self) -> bool:
+        """Whether only a part of each image is used."""
+        return self._crop is not None
+
+    def shape(self, size: tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of an example of this height and width."""
+        return self.channels, *size
+
+    def size_of(self, image: Any) -> tuple[int, int]:
+        """Return height and width of an opened image, upright with `orient`."""
+        width, height = image.size
+        is_turned = self._orients and image.getexif().get(_ORIENTATION, 1) > _LAST_UPRIGHT
+        return (width, height) if is_turned else (height, width)
+
+    def read(self, image: Any, rng: Generator | None = None) -> Array:
+        """Return an opened image as an array of shape (H, W, C), of bytes unless it is a mask.
 
         Args:
-            source: the encoded image.
-            formats: Pillow's names of the formats that are allowed.
+            image: the image.
             rng: draws a random crop; None for the crop of evaluations.
 
         Raises:
-            ValueError: the image is larger than 67 million pixels, or has more than 8 bits per channel, which a
-                conversion would cut off.
-            OSError: the source is not an image, or is damaged; the error has no `errno`.
+            ValueError: the image has more than 8 bits per channel, which a conversion would cut off.
+            OSError: the image is damaged; the error has no `errno`.
         """
         from PIL import Image, ImageOps
 
-        with Image.open(source, formats=formats) as image:
-            width, height = image.size
-            if width * height > _MAX_PIXELS:
-                raise ValueError(f"an image of {width} x {height} pixels is too large")
-            deep = re.search(r";16|;32", str(image.tile)) or (
-                image.format == "PPM" and any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in image.tile)
+        height, width = self.size_of(image)
+        box = None
+        if self._crop is not None and self.size is not None:
+            box = self._crop.box(width, height, self.size, rng)
+            share = max(_TIMES * self.size[1] / (box[2] - box[0]), _TIMES * self.size[0] / (box[3] - box[1]))
+            image.draft(image.mode, (math.ceil(image.width * share), math.ceil(image.height * share)))
+        converted: Image.Image = self._converted(image)
+        converted = ImageOps.exif_transpose(converted) if self._orients else converted
+        if box is not None:
+            along = (converted.width / width, converted.height / height)  # less than 1 after a draft
+            box = (box[0] * along[0], box[1] * along[1], box[2] * along[0], box[3] * along[1])
+        if self.size is not None and (box is not None or self.size != (converted.height, converted.width)):
+            converted = converted.resize(self.size[::-1], Image.Resampling[self._filter], box)
+        return np.asarray(converted).reshape(converted.height, converted.width, -1)
+
+    def _converted(self, image: Any) -> Any:
+        """Return an image in the mode of all images."""
+        deep = re.search(r";16|;32", str(image.tile)) or (
+            image.format == "PPM" and any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in image.tile)
+        )
+        if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
+            raise ValueError(f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first")
+        is_transparent = image.mode == "P" and "transparency" in image.info
+        via = "RGBA" if is_transparent else "RGB" if image.mode == "LAB" else image.mode  # not from LAB to grey
+        converted = image.convert(via) if via != image.mode else image
+        return converted if converted.mode == self._mode else converted.convert(self._mode)
+
+    def tensor(self, pixels: Array) -> Any:
+        """Return pixels as transforms get them."""
+        return picture_of(pixels)
+
+    def array(self, found: Any) -> Array:
+        """Return an example as transforms have made it."""
+        return array_of(found, self.dtype)
+
+    def write(self, pixels: Array, out: Array) -> None:
+        """Write pixels into an array of the shape of an example: as they are, or as float32 in [0, 1]."""
+        if out.dtype == np.uint8:
+            out[...] = pixels.transpose(2, 0, 1)
+        else:
+            np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)
+
+
+class Masks(Images):
+    """Reads masks, whose pixels are the numbers of classes: int64 of shape (H, W), resized to the nearest pixel.
+
+    Args:
+        size: see `Images`.
+        crop: see `Images`.
+        orient: see `Images`.
+        ignore: the number of the pixels that have no class.
+        classes: the number of classes; None if it is not known.
+
+    Raises:
+        ArgumentError: an argument has another value.
+    """
+
+    def __init__(self, size: object, crop: object, orient: bool, ignore: int, classes: int | None = None) -> None:
+        super().__init__("L", "uint8", size, crop, "bilinear", orient)
+        check_count("ignore", ignore)
+        self.dtype = "int64"
+        self._filter = "NEAREST"
+        self._ignore = ignore
+        self._classes = classes
+
+    def shape(self, size: tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of an example of this height and width."""
+        return size
+
+    def read(self, image: Any, rng: Generator | None = None) -> Array:
+        """Return an opened mask as an array of shape (H, W, 1).
+
+        Raises:
+            ValueError: the picture is not a mask, or has a class too many.
+        """
+        pixels = super().read(image, rng)
+        if self._classes is not None and (wrong := pixels[(pixels >= self._classes) & (pixels != self._ignore)]).size:
+            last = self._classes - 1
+            raise ValueError(
+                f"a pixel has class {wrong.max()}; the classes are 0 to {last}, and {self._ignore} for none"
             )
-            if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
-                message = f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first"
-                raise ValueError(message)
-            if self._orients and image.getexif().get(_ORIENTATION, 1) > _LAST_UPRIGHT:
-                width, height = height, width
-            box = None
-            if self._crop is not None and self.size is not None:
-                box = self._crop.box(width, height, self.size, rng)
-                share = max(_TIMES * self.size[1] / (box[2] - box[0]), _TIMES * self.size[0] / (box[3] - box[1]))
-                image.draft(image.mode, (math.ceil(image.width * share), math.ceil(image.height * share)))
-            is_transparent = image.mode == "P" and "transparency" in image.info
-            via = "RGBA" if is_transparent else "RGB" if image.mode == "LAB" else image.mode  # not from LAB to grey
-            converted: Image.Image = image.convert(via) if via != image.mode else image
-            converted = converted if converted.mode == self._mode else converted.convert(self._mode)
-            converted = ImageOps.exif_transpose(converted) if self._orients else converted
-            if box is not None:
-                along = (converted.width / width, converted.height / height)  # less than 1 after a draft
-                box = (box[0] * along[0], box[1] * along[1], box[2] * along[0], box[3] * along[1])
-            if self.size is not None and (box is not None or self.size != (converted.height, converted.width)):
-                converted = converted.resize(self.size[::-1], Image.Resampling[self._filter], box)
-            return np.asarray(converted).reshape(converted.height, converted.width, -1)
+        return pixels
+
+    def _converted(self, image: Any) -> Any:
+        """Return a mask as it is stored: of a palette, the numbers."""
+        if image.format not in _EXACT or image.mode not in _NUMBERS or image.info.get("compression") == "jpeg":
+            what = f"a {image.format} of mode {image.mode} is not a mask, whose pixels are the numbers of classes"
+            raise ValueError(f"{what}; save them as a PNG of mode L or P")
+        return image
+
+    def tensor(self, pixels: Array) -> Any:
+        """Return the pixels of a mask as transforms get them: of shape (H, W)."""
+        return mask_of(pixels)
+
+    def array(self, found: Any) -> Array:
+        """Return a mask as transforms have made it.
+
+        Raises:
+            StreamError: it is not a mask.
+        """
+        if found.ndim != 2 or found.is_floating_point():
+            kind = str(found.dtype).removeprefix("torch.")
+            raise StreamError(
+                f"the transforms returned a mask of shape {by(found.shape)} and dtype {kind}, not whole "
+                "numbers of shape (H, W)"
+            )
+        return np.asarray(found.detach().numpy(), np.int64)
+
+    def write(self, pixels: Array, out: Array) -> None:
+        """Write pixels into an array of shape (H, W)."""
+        out[...] = pixels[..., 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +302,6 @@ def _centre(side: int, part: int, each: float) -> tuple[float, float]:
     return first * (side / whole), (first + part) * (side / whole)
 
 
-def write_image(pixels: Array, out: Array) -> None:
-    """Write bytes of shape (H, W, C) into an array of shape (C, H, W): as they are, or as float32 in [0, 1]."""
-    if out.dtype == np.uint8:
-        out[...] = pixels.transpose(2, 0, 1)
-    else:
-        np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)
+def by(size: Sequence[int]) -> str:
+    """Return height and width for messages, as in 3 x 4."""
+    return " x ".join(map(str, size))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
+import re
+from collections.abc import Container
 from pathlib import Path
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Strings
-from emrun.base.wording import listed
+from emrun.base.wording import counted, listed
+
+_LOG = logging.getLogger(__name__)
 
 Files = str | list[str]
 """The files of a stream in a config: a path, a pattern, or a list of these."""
@@ -41,6 +46,47 @@ def files_of(argument: str, value: object) -> list[Path]:
             raise ArgumentError(argument, f"there is no file {str(path)!r} {places}{hint}")
         files += found
     return files
+
+
+def named_files(argument: str, value: object, endings: Container[str]) -> tuple[Path, dict[str, str]]:
+    """Return the folder before the first wildcard of a pattern, and name -> path below it; the paths are sorted.
+
+    A name is what the wildcards stand for, without the ending: of `images/*_left.png`, the name of `images/7_left.png`
+    is `7`. Files with other endings are left out.
+
+    Args:
+        argument: the name of the argument, for messages.
+        value: a pattern, or a folder for all files below it.
+        endings: the endings of the files, in small letters.
+
+    Raises:
+        ArgumentError: the value does not name any file, or two files have one name.
+    """
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise ArgumentError(argument, f"{value!r} is neither a pattern such as 'images/*.jpg' nor a folder")
+    pattern = expanded(value)
+    pattern = pattern / "**" / "*" if pattern.is_dir() else pattern
+    folder = next((each for each in pattern.parents if each.is_dir()), Path())
+    stem = str(pattern.relative_to(folder).with_suffix(""))
+    before = re.split(r"[*?[]", stem)[0]
+    after = re.split(r"[]*?]", stem)[-1]
+    found: dict[str, str] = {}
+    others = []
+    for path in files_of(argument, pattern):
+        below = path.relative_to(folder)
+        own = str(below.with_suffix(""))
+        name = own[len(before) : len(own) - len(after)]
+        if path.suffix.lower() not in endings:
+            others.append(str(below))
+        elif found.setdefault(name, str(below)) != str(below):
+            both = f"{folder / found[name]} and {path}"
+            raise ArgumentError(argument, f"{both} have one name, {name!r}; write another pattern, such as '*.png'")
+    if not found:
+        raise ArgumentError(argument, f"{str(pattern)!r} has no pictures, but {first_of(others)}")
+    if others:
+        names = counted(len(others), "name")
+        _LOG.warning("%s: left out %s of %s: %s", argument, names, folder, first_of(others), extra={"names": others})
+    return folder, found
 
 
 def _matching(pattern: Path) -> list[str]:

@@ -251,6 +251,9 @@ class Prepared(Splits):
 class PreparedColumns(Prepared):
     """Streams of rows with columns, which `forms` fills, numbers and scales; the other arguments are those above."""
 
+    unnamed_classes = 1
+    """How many classes have no name: that of unknown categories."""
+
     def __init__(self, forms: ColumnForms, files: Values, batch_size: int, *prepared: Any) -> None:
         self._forms = forms
         super().__init__(files, batch_size, *prepared)

@@ -20,7 +20,11 @@ _HELPERS: dict[int, tuple[SimpleQueue[Callable[[], None]], list[threading.Thread
 
 
 def in_order(
-    rows: list[int], read_one: Callable[[int, int], Value], is_fatal: Callable[[BaseException], bool]
+    rows: list[int],
+    read_one: Callable[[int, int], Value],
+    is_fatal: Callable[[BaseException], bool],
+    *,
+    alone: bool = False,
 ) -> Iterator[tuple[int, Value | None, BaseException | None]]:
     """Return an iterator of (row, value, error) in the order of the rows, when all have been read by several threads.
 
@@ -31,6 +35,7 @@ def in_order(
         read_one: called with a row and its index in `rows`.
         is_fatal: whether no other row is begun after an error. Rows before it have been begun, so the first fatal error
             in the order of the rows does not depend on the number of threads.
+        alone: whether the calling thread reads all rows.
 
     Raises:
         BaseException: what interrupts the calling thread; rows that take longer than a second are then left behind.
@@ -61,7 +66,7 @@ def in_order(
         finally:
             ended.set_result(None)
 
-    _ask(help_reading, min(reading_threads(), len(rows)) - 1)
+    _ask(help_reading, 0 if alone else min(reading_threads(), len(rows)) - 1)
     try:
         read(here=True)
         wait(begun)

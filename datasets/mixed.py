@@ -94,6 +94,11 @@ class Mixed(ThreeStreams):
         first, *others = map(named_classes, self._datasets.values())
         return [] if any(each != first for each in others) else first
 
+    def classes_instead(self, source: str) -> str | None:
+        """Return what a loss of classes reads instead of a picture; None if no dataset has such a source."""
+        found = [getattr(each, "classes_instead", lambda source: None)(source) for each in self._datasets.values()]
+        return next(filter(None, found), None)
+
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name
@@ -138,7 +143,15 @@ class Mixed(ThreeStreams):
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
         function = stream_function(self._datasets[name], stream)
         name = f"{name}.{stream}"
-        return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks, reading=_READING)
+        return StreamWrapper(
+            function,
+            name=name,
+            seed=ctx.seed,
+            training=training,
+            ranks=ctx.ranks,
+            reading=_READING,
+            read_by=ctx.read_by,
+        )
 
     def _choices(self, seed: int, stream: str, epoch: int) -> Rows:
         """Return the index of the dataset that each batch of a pass comes from."""

@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
-from numpy.random import Generator
 
 from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError, StreamError, reason_of
+from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.sources import ID, NEW
-from emrun.base.types import Batch, Json, Policy, Strings
+from emrun.base.types import Batch, Json, Named, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, SplitForm, Texts
-from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
-from emrun.datasets._images import FORMATS, CropForm, Dtype, Images, Interpolation, Mode, check_pillow, write_image
+from emrun.datasets._examples import ExampleReader, with_names
+from emrun.datasets._images import FORMATS, IGNORE, CropForm, Dtype, Images, Interpolation, Masks, Mode, check_pillow
 from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
-from emrun.datasets._prepared import Prepared
+from emrun.datasets._picture_batches import Encoded, Example, PictureBatch, ReadsPictures
 from emrun.datasets._splits import Part
+from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,11 @@ _EXTENDED = (
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)  # what `tarfile` raises for damage
 
 
-class TarShards(Prepared, NamedSplits):
+FieldForm = TypedDict("FieldForm", {"field": str, "as": Literal["mask"]})
+"""A field of masks in the argument `sources` of a config."""
+
+
+class TarShards(ReadsPictures):
     """Examples in tar archives (shards) in the layout of WebDataset; nothing is unpacked to disk.
 
         dataset:
@@ -64,6 +68,9 @@ class TarShards(Prepared, NamedSplits):
     is:
 
     - `jpg`, `jpeg`, `png`: float32 in [0, 1] or uint8 of shape (B, C, H, W);
+    - `png` of masks, whose pixels are the numbers of classes: `mask: {field: seg.png, as: mask}` is int64 of shape
+      (B, H, W), resized to the nearest pixel. Pixels that have no class have the number of `ignore`, which the loss
+      needs too: `{class: torch.nn.CrossEntropyLoss, ignore_index: 255, inputs: [logits, mask]}`;
     - `cls`: a whole number as text, which becomes int64 of shape (B,);
     - `npy`: one array of shape (B, ...) if all arrays of the batch have the same shape and dtype, otherwise a list;
     - `json`: a list of the decoded values; `txt`: a list of strings, from UTF-8.
@@ -77,7 +84,7 @@ class TarShards(Prepared, NamedSplits):
 
     Args:
         train: a path, a pattern such as `data/*.tar` (its files are sorted by name), or a list of these.
-        sources: source -> field, such as `{image: jpg, mask: seg.png, label: cls}`.
+        sources: source -> field, such as `{image: jpg, mask: {field: seg.png, as: mask}, label: cls}`.
         valid: the shards for the stream `valid`, to evaluate on during the training.
         test: the shards for the stream `test`, to evaluate on at the end.
         size: the size that images are resized to: [height, width], or one number for a square.
@@ -94,12 +101,17 @@ class TarShards(Prepared, NamedSplits):
             values. Needs `size`. A JPEG is decoded at a lower resolution if the part still has 3 times the `size` then.
         interpolation: the filter with which images are resized.
         orient: whether to turn images upright, as the orientation in their EXIF data says.
+        ignore: the number of the pixels of masks that have no class.
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example lacks a field or
             cannot be decoded. With `warn` and `ignore`, those that are missing at the end of a truncated shard are left
             out too.
         split: divides the examples of `train`, see `Table`. Columns are `id` and the sources with an ending `cls` or
             `txt`; `files` are patterns for the shards. Each part keeps the order of the shards.
         balance: the column of the classes of which training passes draw the same number of rows, see `Table`.
+        transform: transforms of torchvision by name, or callables, for all streams, see `ImageFolder`. All images and
+            masks of an example are turned together, in a mapping if there are several; pixels of a mask that a
+            transform makes up have the number of `ignore`.
+        augment: more transforms, for training passes only.
         preparation: what the run keeps of the division, which emrun supplies.
 
     Raises:
@@ -108,15 +120,12 @@ class TarShards(Prepared, NamedSplits):
         StreamError: an example cannot be decoded, the images of a batch differ in size, or a shard has changed.
     """
 
-    fresh_batches = True
-    read_ahead = 4
-
-    train_only = ("train", "batch_size", "balance")
+    train_only = ("train", "batch_size", "balance", "augment")
 
     def __init__(
         self,
         train: Files,
-        sources: dict[str, str],
+        sources: dict[str, str | FieldForm],
         valid: Files | None = None,
         test: Files | None = None,
         size: int | list[int] | None = None,
@@ -127,13 +136,25 @@ class TarShards(Prepared, NamedSplits):
         crop: CropForm | None = None,
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
+        ignore: int = IGNORE,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
+        transform: TransformForm = None,
+        augment: TransformForm = None,
         preparation: Json | None = None,
     ) -> None:
         check_count("max_bytes", max_bytes, minimum=1)
-        self._fields = _fields(sources, Images(mode, dtype, size, crop, interpolation, orient))
+        images = Images(mode, dtype, size, crop, interpolation, orient)
+        masks = Masks(size, crop, orient, ignore)
+        self._fields = _fields(sources)
+        pictures = {each.source: masks if each.is_mask else images for each in self._fields if each.kind in FORMATS}
+        if pictures:
+            check_pillow("TarShards")
+        elif transform or augment:
+            raise ArgumentError("transform" if transform else "augment", "has no effect: `sources` has no images")
+        fill = ignore if masks in pictures.values() else None
+        self._example = Example(pictures, transforms_of(transform, augment, ignore=fill))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
@@ -141,8 +162,17 @@ class TarShards(Prepared, NamedSplits):
     def _files_at(self, path: Path) -> Files:
         return str(path / "*.tar" if path.is_dir() else path)
 
+    def classes_instead(self, source: str) -> str | None:
+        """Return how a picture becomes a mask, whose pixels are classes; None for other sources."""
+        for field in self._fields:
+            if field.source == source and field.kind in FORMATS and not field.is_mask:
+                name = re.sub("jpg$", "png", field.name)
+                change = "" if name == field.name else "store the masks as PNG, as JPEG changes numbers, and "
+                return f"{change}write sources: {{{source}: {{field: {name}, as: mask}}}}"
+        return None
+
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
-        return {name: _Shards(name, files, self._fields, self._max_bytes, self._reader)}
+        return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}
 
 
 @dataclass(frozen=True)
@@ -152,52 +182,39 @@ class _Field:
     source: str
     name: str
     kind: str
-    images: Images
+    is_mask: bool
 
-    def room(self, count: int, ctx: StreamContext) -> Array | None:
-        """Return an array for the images of a batch; None if only the values tell the shape."""
-        size, channels, dtype = self.images.size, self.images.channels, self.images.dtype
-        return ctx.empty((count, channels, *size), dtype) if size and self.kind in FORMATS else None
-
-    def decode(self, content: bytes, rng: Generator | None, out: Array | None) -> Any:
-        """Return the value of the field, for an image in `out`, if given; `rng` draws a random part of an image."""
+    def decode(self, content: bytes) -> Any:
+        """Return the value of a field that is not a picture."""
         try:
-            if self.kind not in FORMATS:
-                return _DECODERS[self.kind](content)
-            pixels = self.images.read(io.BytesIO(content), [FORMATS[self.kind]], rng)
-            image = np.empty((pixels.shape[2], *pixels.shape[:2]), self.images.dtype) if out is None else out
-            write_image(pixels, image)
-            return image
+            return _DECODERS[self.kind](content)
         except (ValueError, OSError, OverflowError, RecursionError) as error:
             raise ValueError(f"field {self.name!r}: {str(error) or type(error).__name__}") from error
 
-    def together(self, values: list[Any], ctx: StreamContext) -> Any:
+    def together(self, values: list[Any]) -> Any:
         """Return the values of a batch as its source."""
         if self.kind == "cls":
             return np.array(values, dtype=np.int64)
         if self.kind in ("json", "txt"):
             return values
         same = len({(value.shape, value.dtype) for value in values}) == 1
-        if self.kind in FORMATS and values and not same:
-            shapes = listed(sorted({str(value.shape) for value in values}))
-            raise StreamError(f"stream {ctx.stream_name!r}: {self.source!r} has images of shapes {shapes}; set 'size'")
-        is_made = self.kind in FORMATS and same  # in shared memory, if this is a worker
-        out = ctx.empty((len(values), *values[0].shape), values[0].dtype) if is_made else None
-        return np.stack(values, out=out) if same else values
+        return np.stack(values) if same else values
 
 
-def _fields(sources: object, images: Images) -> list[_Field]:
+def _fields(sources: object) -> list[_Field]:
     if not isinstance(sources, Mapping) or not sources:
         raise ArgumentError("sources", f"{sources!r} is not a mapping of sources to fields such as {{image: png}}")
     fields = []
-    for source, name in sources.items():
+    for source, form in sources.items():
+        is_mask = isinstance(form, Mapping)
+        name = form.get("field") if is_mask else form
         kind = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
+        if is_mask and (form != {"field": name, "as": "mask"} or kind != "png"):
+            raise ArgumentError(f"sources.{source}", f"{form!r} is not a mask such as {{field: seg.png, as: mask}}")
         if kind not in (*FORMATS, *_DECODERS):
             kinds = listed([*FORMATS, *_DECODERS])
             raise ArgumentError("sources", f"the field {name!r} of {source!r} does not end in one of {kinds}")
-        if kind in FORMATS:
-            check_pillow("TarShards")
-        fields.append(_Field(source, _same_field(name), kind, images))
+        fields.append(_Field(source, _same_field(name), kind, is_mask))
     return fields
 
 
@@ -334,9 +351,16 @@ class _Shards(Readable, Part):
     """The examples of one stream."""
 
     def __init__(
-        self, argument: str, files: Files, fields: list[_Field], max_bytes: int, reader: ExampleReader
+        self,
+        argument: str,
+        files: Files,
+        fields: list[_Field],
+        example: Example,
+        max_bytes: int,
+        reader: ExampleReader,
     ) -> None:
         self._fields = fields
+        self._example = example
         self._max_bytes = max_bytes
         self._reader = reader
         self._paths = files_of(argument, files)
@@ -401,42 +425,57 @@ class _Shards(Readable, Part):
         """Return the name and the shard of an example."""
         return self._named(row)[1]
 
-    def _shards_of(self, rows: Rows) -> Rows:
-        return np.searchsorted(self._ends, rows, side="right")
+    def _shards_of(self, rows: Any) -> Rows:
+        return np.asarray(np.searchsorted(self._ends, rows, side="right"))
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
-        rooms = [field.room(len(rows), ctx) for field in self._fields]
-        is_drawn = self.trains and ctx.epoch > 0
+        trains = self.trains and ctx.epoch > 0
+        size = next((each.size for each in self._example.images.values()), None)
+        pictures = PictureBatch(self._example, self._example.images, len(rows), size, ctx, trains=trains)
         shards = self._shards_of(rows).tolist()
         with ExitStack() as stack:
             files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
 
-            def read_one(row: int, place: int) -> tuple[int, list[Any]]:
-                values = []
-                for field, (offset, length), room in zip(self._fields, self._places[row].tolist(), rooms, strict=True):
-                    if offset == _ABSENT:
-                        raise ValueError(f"it has no field {field.name!r}")
-                    if length > self._max_bytes:
-                        raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
-                    content = os.pread(files[shards[place]], length, offset)  # by several threads
-                    rng = ctx.rng_for(row) if is_drawn else None  # each field gets the same numbers
-                    values.append(field.decode(content, rng, None if room is None else room[place]))
-                return place, values
+            def read_one(row: int, place: int) -> tuple[int, Named]:
+                encoded, values = self._decoded(row, files[shards[place]])
+                return place, values | (pictures.read(encoded, row, place) if encoded else {})
 
-            found = self._reader.read(rows, ctx, read_one, self._named)
-        places = [place for place, _ in found]
+            with pictures.reading():
+                found = self._reader.read(rows, ctx, read_one, self._named, alone=pictures.alone)
+        rows = rows[[place for place, _ in found]]
         batch = {}
-        for index, (field, room) in enumerate(zip(self._fields, rooms, strict=True)):
-            if room is None:
-                batch[field.source] = field.together([values[index] for _, values in found], ctx)
+        for field in self._fields:
+            source = field.source
+            if field.kind in FORMATS:
+                batch[source] = pictures.together(source, found, self.where, rows)
             else:
-                batch[field.source] = room if len(places) == len(rows) else room[places]
-        return with_names(batch, rows[places].tolist(), self.ids)
+                batch[source] = field.together([values[source] for _, values in found])
+        return with_names(batch, rows.tolist(), self.ids)
+
+    def _decoded(self, row: int, file: int) -> tuple[dict[str, Encoded], Named]:
+        """Return source -> encoded picture of an example in an open shard, and source -> value of the others."""
+        encoded = {}
+        values = {}
+        for field, (offset, length) in zip(self._fields, self._places[row].tolist(), strict=True):
+            if offset == _ABSENT:
+                raise ValueError(f"it has no field {field.name!r}")
+            if length > self._max_bytes:
+                raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
+            content = os.pread(file, length, offset)  # by several threads
+            if field.kind in FORMATS:
+                encoded[field.source] = Encoded(io.BytesIO(content), [FORMATS[field.kind]], f"field {field.name!r}")
+            else:
+                values[field.source] = field.decode(content)
+        return encoded, values
+
+    def pictures(self, row: int) -> dict[str, Encoded]:
+        """Return source -> encoded picture of an example."""
+        with self._paths[self._shards_of(row)].open("rb", buffering=0) as file:
+            return self._decoded(row, file.fileno())[0]
 
     def _named(self, row: int) -> tuple[str, str]:
-        shard = np.searchsorted(self._ends, row, side="right")
-        return self.ids[row], f"example {self.ids[row]!r} of shard {str(self._paths[shard])!r}"
+        return self.ids[row], f"example {self.ids[row]!r} of shard {str(self._paths[self._shards_of(row)])!r}"
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]

@@ -21,13 +21,15 @@ from torch.utils.data import (
 )
 
 from emrun.base.arguments import check_count, check_names
+from emrun.base.encoding import GENERATORS
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.types import Batch, Counts, Json, Named, Policy, Strings
-from emrun.base.wording import counted
+from emrun.base.randomness import preserved_randomness, seed_everything, seed_generators
+from emrun.base.types import Batch, Counts, Json, Named, Policy, Strings, Values
+from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, Split, SplitForm, check_form
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._splits import ThreeStreams, has_only
+from emrun.datasets._transforms import ADVICE, OwnDraws
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
 
@@ -61,15 +63,18 @@ class TorchDataset(ThreeStreams):
     `ConcatDataset`, `StackDataset` and `ChainDataset`. Workers of a loader that persist have a copy of the dataset and
     do not see this, unless the dataset keeps the number in shared memory.
 
-    Random numbers that an item draws itself, as torchvision's transforms do, come from torch's global generator. With
-    such items, a resume is exact only without `main_loop.buffer`, and never with a `DataLoader` with
-    `persistent_workers`, whose generators continue from pass to pass.
+    Items of a map-style dataset that draw random numbers, as torchvision's transforms do, are seeded one by one, so
+    that they are the same with any number of workers and ranks, and after a resume. Item `i` has the seed
+    `ctx.seed_for(i)`; with a sampler, `i` counts the items of the pass. Items of `__getitems__` have one seed for a
+    batch. The first batch of a pass tells whether items draw. With `main_loop.buffer`, functions of torch may draw, but
+    those of NumPy and Python need `main_loop.workers`. A `DataLoader` seeds its workers itself; with
+    `persistent_workers`, whose generators continue from pass to pass, a resume is not exact if items draw.
 
     Args:
         train: the data to learn from.
         valid: the data to evaluate on during the training.
         test: the data to evaluate on at the end.
-        sources: the names of an item's fields, if items are tuples or single values.
+        sources: the names of an item's fields, if items are tuples or single values; of mappings, the keys to use.
         batch_size: the number of examples in a batch; a data loader uses its own.
         collate: a function that makes a batch of a list of items; null means torch's `default_collate`. A data loader
             uses its own.
@@ -124,7 +129,7 @@ class TorchDataset(ThreeStreams):
         self._collate = collate or default_collate
         self._sampler = sampler
         self._sources = None if sources is None else list(sources)
-        self._classes = getattr(train, "classes", None)
+        self._classes = getattr(train, "classes", None) or _class_labels(getattr(train, "features", None))
 
     def _divide(self, form: Any, sampler: Any, preparation: Json | None) -> None:
         """Divide the items of `train`."""
@@ -148,9 +153,11 @@ class TorchDataset(ThreeStreams):
         sizes = {name: 1 if isinstance(each, DataLoader) else self._batch_size for name, each in sized.items()}
         return {name: -(-length // sizes[name]) for name, length in lengths.items() if length is not None}
 
-    def classes_names(self) -> list[str]:
-        """Return `classes` of `train`, which datasets of torchvision have, if this is a list of names."""
+    def classes_names(self) -> Strings | Mapping[str, Strings]:
+        """Return `classes` of `train`, as datasets of torchvision have, or source -> names of its `ClassLabel`."""
         found = self._classes
+        if found and isinstance(found, Mapping):
+            return {name: names for name, names in found.items() if name in (self._sources or found)}
         return list(found) if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found) else []
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
@@ -179,12 +186,81 @@ class TorchDataset(ThreeStreams):
 
     def _of_items(self, data: Any, order: Rows | None, ctx: StreamContext, *, shuffle: bool) -> Iterator[Any]:
         count = len(data) if order is None else len(order)
+        draws: bool | None = None  # not known before the first batch
         for places in ctx.batches(count, self._batch_size, shuffle=shuffle and order is None):
-            items = self._read(data, (places if order is None else order[places]).tolist(), ctx)
-            yield self._collate(items) if items else {}
+            rows = (places if order is None else order[places]).tolist()
+            if draws is None:
+                draws, batch = self._first(data, rows, places, ctx)
+            elif draws:
+                batch = self._seeded(data, rows, places, ctx)[1]
+            elif ctx.read_by == "thread":
+                batch = self._batch(data, rows, ctx)
+            else:
+                before = torch.default_generator.get_state()
+                batch = self._batch(data, rows, ctx)
+                if not torch.equal(before, torch.default_generator.get_state()):  # the first that draws
+                    draws = True
+                    torch.default_generator.set_state(before)
+                    batch = self._seeded(data, rows, places, ctx)[1]
+            yield batch
 
-    def _read(self, data: Any, rows: list[int], ctx: StreamContext) -> list[Any]:
+    def _first(self, data: Any, rows: list[int], places: Rows, ctx: StreamContext) -> tuple[bool, Any]:
+        """Return whether the items of a pass draw random numbers, which its first batch tells, and this batch.
+
+        Raises:
+            StreamError: they draw from a global generator that this thread shares with that of the training.
+        """
+        before = _states()
+        if ctx.read_by == "thread":
+            found = self._seeded(data, rows, places, ctx)
+            changed = [name for name, state in _states().items() if state != before[name]]
+            if changed:
+                what = f"items of {type(data).__name__} change the global random numbers of {listed(changed)}"
+                what = f"stream {ctx.stream_name!r}: {what}, which the training uses meanwhile"
+                raise StreamError(f"{what}; {ADVICE}, or main_loop.buffer: 0", first_batch=True)
+            return found
+        with preserved_randomness():
+            self._read(data, rows[:1], ctx)
+            if _states() == before:
+                batch = self._batch(data, rows, ctx)
+                if _states() == before:
+                    return False, batch
+        return True, self._seeded(data, rows, places, ctx)[1]
+
+    def _seeded(self, data: Any, rows: list[int], places: Rows, ctx: StreamContext) -> tuple[bool, Any]:
+        """Return a batch whose items draw random numbers of their own, and whether a thread has seen one that does."""
+        if ctx.read_by == "thread":
+            generator = torch.Generator()
+            with OwnDraws(generator) as draws:
+                batch = self._batch(data, rows, ctx, lambda seed: generator.manual_seed(seed % 2**63), places)
+            return draws.has_drawn, batch
+        with preserved_randomness():
+            return True, self._batch(data, rows, ctx, seed_generators, places)
+
+    def _batch(self, data: Any, rows: list[int], ctx: StreamContext, *seeded: Any) -> Any:
+        items = self._read(data, rows, ctx, *seeded)
+        return self._collate(items) if items else {}
+
+    def _read(
+        self,
+        data: Any,
+        rows: list[int],
+        ctx: StreamContext,
+        seed: Callable[[int], Any] | None = None,
+        places: Rows | None = None,
+    ) -> list[Any]:
+        """Return the items of some rows.
+
+        Args:
+            data: the dataset.
+            rows: the indices of the items.
+            ctx: the context of the pass.
+            seed: seeds the random numbers that items draw; None if they draw none.
+            places: the number of each item in the pass, for its seed.
+        """
         together = getattr(data, "__getitems__", None)
+        if seed is not None:
+            seed(ctx.batch_seed)
         if together is not None:
             try:
                 return list(together(rows))
@@ -192,8 +268,10 @@ class TorchDataset(ThreeStreams):
                 if not self._reader.skips:
                     raise
         items = []
-        for row in rows:
+        for place, row in enumerate(rows):
             try:
+                if seed is not None and places is not None:
+                    seed(ctx.seed_for(places[place]))
                 items.append(data[row])
             except Exception as error:
                 where = f"item {row} of {type(data).__name__}"
@@ -231,6 +309,17 @@ class _Items(Readable):
     def __init__(self, data: Any) -> None:
         self.count = len(data)
         self.place = type(data).__name__
+
+
+def _class_labels(features: Any) -> dict[str, Strings]:
+    """Return column -> names of its classes, for the columns of a dataset of Hugging Face that are a `ClassLabel`."""
+    columns = features if isinstance(features, Mapping) else {}
+    return {name: each.names for name, each in columns.items() if type(each).__name__ == "ClassLabel"}
+
+
+def _states() -> Values:
+    """Return the states of the global generators."""
+    return {name: GENERATORS[name]() for name in ("python", "numpy", "torch")}
 
 
 def _has_items(data: Any) -> bool:
@@ -312,14 +401,18 @@ def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> It
         named = isinstance(batch, Mapping)
         fields = batch if isinstance(batch, tuple | list) else (batch,)
         wrong = ""
-        if named and sources is not None and batch:
-            wrong = f"name their sources: {', '.join(map(str, batch))}; remove `sources`"
+        absent = [name for name in sources or () if name not in batch] if named and batch else []
+        if absent:
+            wrong = f"have no source {absent[0]!r}{meant_of(absent[0], map(str, batch))}"
         elif not named and len(fields) != len(sources or ()):
             what = f"are of type {type(batch).__name__}, with {counted(len(fields), 'field')}"
             wrong = f"{what}; set `sources` to their names"
         if wrong:
             raise StreamError(f"stream {stream!r}: its batches {wrong}", first_batch=True)
-        yield batch if named else dict(zip(sources or (), fields, strict=True))
+        if not named:
+            yield dict(zip(sources or (), fields, strict=True))
+        else:
+            yield batch if sources is None or not batch else {name: batch[name] for name in sources}
 
 
 def _length(data: Any) -> int | None:

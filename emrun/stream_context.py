@@ -12,7 +12,7 @@ from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import Key, derived_seed, seed_everything
 from emrun.base.sources import examples_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Reader
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import Share, own_share, share_of
 
@@ -52,6 +52,7 @@ class StreamContext:
         workers: the number of worker processes; 0 if the pass is read in the process of the loop.
         ranks: the ranks of the run; `batches` yields only the rows of this one.
         in_order: whether `batches` gives all rows in their order, whatever it is asked for, as a prediction needs.
+        read_by: who makes the batches, see `Reader`; with `workers`, it is a worker.
     """
 
     allocate: Callable[..., Array] = np.empty
@@ -68,6 +69,7 @@ class StreamContext:
         workers: int = 0,
         ranks: Ranks | None = None,
         in_order: bool = False,
+        read_by: Reader = "loop",
     ) -> None:
         self.stream_name = stream_name
         self.seed = seed
@@ -76,6 +78,8 @@ class StreamContext:
         self._worker = worker
         self.in_order = in_order
         """Whether `batches` gives all rows in their order, as for a prediction."""
+        self.read_by: Reader = "worker" if workers else read_by
+        """Who makes the batches: the thread of the loop, another thread, or a worker process."""
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
@@ -100,7 +104,7 @@ class StreamContext:
     @property
     def rng(self) -> np.random.Generator:
         """A NumPy generator for this pass; inside `batches`, the same object is reseeded for each batch."""
-        self._rng = self._rng or np.random.Generator(np.random.PCG64(self._place_seed()))
+        self._rng = self._rng or np.random.Generator(np.random.PCG64(self.batch_seed))
         return self._rng
 
     @property
@@ -109,7 +113,7 @@ class StreamContext:
         if self._torch_generator is None:
             import torch
 
-            self._torch_generator = torch.Generator().manual_seed(self._place_seed() % 2**63)
+            self._torch_generator = torch.Generator().manual_seed(self.batch_seed % 2**63)
         return self._torch_generator
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
@@ -122,7 +126,14 @@ class StreamContext:
 
     def rng_for(self, index: int) -> np.random.Generator:
         """Return a NumPy generator for the example `index` of the data; it does not depend on the example's batch."""
-        return np.random.Generator(np.random.PCG64(derived_seed(*self._key, "example", int(index))))
+        return np.random.Generator(np.random.PCG64(self.seed_for(index)))
+
+    def seed_for(self, index: int) -> int:
+        """Return the seed of the example `index` of the data, of 128 bits; it does not depend on the example's batch.
+
+        The transforms of an example draw what they draw after `torch.manual_seed(ctx.seed_for(index) % 2**63)`.
+        """
+        return derived_seed(*self._key, "example", int(index))
 
     def batches(
         self,
@@ -279,15 +290,17 @@ class StreamContext:
         if self._is_in_worker:
             seed_everything(*self._key, *self._of_rank(), *self._place, devices=False)
         if self._rng is not None:
-            self._rng.bit_generator.state = np.random.PCG64(self._place_seed()).state
+            self._rng.bit_generator.state = np.random.PCG64(self.batch_seed).state
         if self._torch_generator is not None:
-            self._torch_generator.manual_seed(self._place_seed() % 2**63)
+            self._torch_generator.manual_seed(self.batch_seed % 2**63)
 
     def _of_rank(self) -> tuple[Key, ...]:
         """Return what the seed of a rank has more than that of rank 0: nothing while all ranks make whole batches."""
         return ("rank", self.ranks.rank) if self.ranks.rank and self._share is not None else ()
 
-    def _place_seed(self) -> int:
+    @property
+    def batch_seed(self) -> int:
+        """The seed of the pass, inside `batches` of the batch: that of the global generators in a worker process."""
         return derived_seed(*self._key, *self._of_rank(), *self._place)
 
     def _miscounted(self) -> StreamError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
@@ -14,7 +14,6 @@ from emrun.hooks._shared.probabilities import target_of
 from emrun.hooks.save_masks import SaveMasks
 from emrun.model import Target
 
-_PICTURES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _ABOVE = {"sigmoid": 0.0, "identity": 0.5}  # an output of one class: where the pixel is of the class
 
 
@@ -87,10 +86,3 @@ class PredictedMasks(SaveMasks):
     def folder_of(self, stream: str) -> str:
         """Return the folder of the stream: that of the masks itself."""
         return ""
-
-    def file_of(self, name: str) -> str:
-        """Return the name of the file for an id, which may be the name of a picture."""
-        path = PurePath(name)
-        stem = str(path.with_suffix("")) if path.suffix.lower() in _PICTURES else name
-        file = super().file_of(stem)
-        return super().file_of(name) if file in self._files.values() else file

@@ -27,7 +27,7 @@ class ClassificationMetrics(ClassHook):
 
     Without `f1_average`, precision, recall, F1 score and specificity have a value for each class, such as
     `valid/f1/cat`, and their `mean` over the classes that occur. The classes have the names that `classes_names` or the
-    dataset gives them, else their numbers. The accuracy is one number.
+    dataset gives them, else their numbers. The accuracy is one number; with `macro`, the mean of those of the classes.
 
     The values are those of scikit-learn's `precision_recall_fscore_support` with `zero_division=0`: a value that would
     be 0/0 is 0, and classes that are neither labels nor predictions of the stream do not count in an average. The
@@ -130,9 +130,9 @@ class ClassificationMetrics(ClassHook):
             "f1": (2 * right, predicted + true),
             "specificity": (right_others, others),
         }
-        accuracy = float(_divided(right.sum(), total))
         averaged = {name: self._averaged(*pair, true, predicted) for name, pair in parts.items()}
-        return {**averaged, "accuracy": accuracy}
+        accuracy = float(_divided(right.sum(), total))
+        return {**averaged, "accuracy": averaged["recall"] if self._average == "macro" else accuracy}
 
     def _averaged(self, above: Counted, below: Counted, true: Counted, predicted: Counted) -> Any:
         """Return the average of a value for each class, or a mapping with all values and their mean."""

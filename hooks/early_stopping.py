@@ -35,7 +35,7 @@ class EarlyStopping(AbstractHook):
         variable: the variable to compare.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable.
-        aggregation: the aggregation to compare; null if the data of the epoch has one plain number for the variable.
+        aggregation: the aggregation to compare; of a variable with one plain number, `mean` is this number.
         patience: the training ends after this many evaluations in a row without an improvement; null for never, if
             there is a threshold.
         min_delta: by how much a value must be better than the best one to count as an improvement.

@@ -34,7 +34,7 @@ class SaveBest(SaveLatest):
         variable: the variable to compare.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable; epochs in which the stream is not evaluated are skipped.
-        aggregation: the aggregation to compare; null if the data of the epoch has one plain number for the variable.
+        aggregation: the aggregation to compare; of a variable with one plain number, `mean` is this number.
         on_save_failure: what to do if the checkpoint cannot be saved, for whatever reason: `error`, `warn` or
             `ignore`.
         keep: how many of the best checkpoints to keep.

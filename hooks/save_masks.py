@@ -30,8 +30,10 @@ class SaveMasks(SavesExamples):
           - SaveMasks: {mask_variable: mask, streams: [valid]}
 
     The folder `masks/valid` in the run directory has a picture for each example, such as `17.png` for the id 17, and
-    `masks.csv` with ids and files: letters of an id that the name of a file may not have are replaced. The folder
-    appears at the end of the stream, in place of that of the evaluation before.
+    `town/7.png` for `town/7.jpg`, the id of a file. The list `masks.csv` has ids and files: letters of an id that the
+    name of a file may not have are replaced. The folder appears at the end of the stream, in place of that of the
+    evaluation before. If `Pictures`, `ImageFolder` or `TarShards` have resized the whole pictures, without `crop` and
+    `transform`, the masks have the sizes of the files again: those of classes by the nearest pixel.
 
     - Whole numbers are classes: the picture has a palette of colors, and its pixels are the numbers, from 0 to 255.
     - Floats of shape (B, C, H, W) with C > 1 are logits: the class with the largest one counts.
@@ -80,6 +82,7 @@ class SaveMasks(SavesExamples):
         self._factor = factor
         self._folder: Aside | None = None
         self._files: dict[str, str] = {}  # id -> file
+        self._taken: set[str] = set()  # these files, without the ending
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop what an evaluation that was interrupted has left."""
@@ -97,19 +100,24 @@ class SaveMasks(SavesExamples):
         examples = self.next_batch(batch_data)
         ids = examples.ids(self._id)
         masks = self.masks_of(examples)
+        rows = examples.numbers()
+        sizes: Sequence[tuple[int, int] | None] = [None] * len(ids)
+        if rows is not None and self._has_files:
+            sizes = [self.main_loop.dataset.stored_size(stream_name, row) for row in rows.tolist()]
         if self._folder is None:
             self._folder = Aside(self.root / self.folder_of(stream_name), is_folder=True)
             self._path = self._folder.begin(by_one_process=self.is_alone)
-        for name, mask in zip(ids, masks, strict=True):
+        for name, mask, size in zip(ids, masks, sizes, strict=True):
             if name in self._files:
                 raise examples.error(f"two examples have the id {name!r:.80}; ids name the files, so they must differ")
-            self._files[name] = self.file_of(name)
+            self._files[name] = file = self._file_of(name)
             try:
-                content = mask_png(mask, self._factor)
+                content = mask_png(mask, self._factor, size)
             except ValueError as error:
                 raise examples.error(f"{self._mask!r} of {name!r:.80} is not a mask: {error}") from error
             with storing(self._folder.place, "write"):
-                (self._path / self._files[name]).write_bytes(content)
+                (self._path / file).parent.mkdir(parents=True, exist_ok=True)
+                (self._path / file).write_bytes(content)
 
     is_alone = True
     """Whether no other process writes the same folder."""
@@ -122,9 +130,19 @@ class SaveMasks(SavesExamples):
         """Return the folder of a stream in that of all streams."""
         return stream
 
-    def file_of(self, name: str) -> str:
-        """Return the name of the file for an id."""
-        return f"{file_stem(name)}.png"
+    @property
+    def _has_files(self) -> bool:
+        """Whether ids are names of files."""
+        return hasattr(self.main_loop.dataset, "stored_size")
+
+    def _file_of(self, name: str) -> str:
+        """Return the file for an id, in a subfolder if the id is the path of a picture."""
+        file = file_stem(name)
+        if self._has_files:
+            own = "/".join(map(file_stem, Path(name).with_suffix("").parts))
+            file = file if own in self._taken else own  # of a picture with another ending
+        self._taken.add(file)
+        return f"{file}.png"
 
     def after_stream(self, stream_name: str) -> None:
         """Complete the folder.
@@ -154,16 +172,18 @@ class SaveMasks(SavesExamples):
         folder = self._folder
         self._folder = None
         self._files = {}
+        self._taken = set()
         if folder is not None:
             folder.drop()
 
 
-def mask_png(mask: Any, factor: float | None) -> bytes:
+def mask_png(mask: Any, factor: float | None, size: tuple[int, int] | None = None) -> bytes:
     """Return a mask as a PNG file: with a palette if its values are classes, otherwise gray.
 
     Args:
         mask: an array of shape (H, W), (1, H, W), or (C, H, W) for logits.
         factor: what the values are multiplied by; None if they are classes, booleans, logits, or from 0 to 1.
+        size: height and width of the picture; None for those of the mask.
 
     Raises:
         ValueError: the array has another shape, or values that are not allowed.
@@ -186,7 +206,13 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
             f"{mask.dtype} from {mask.min():g} to {mask.max():g}, but classes must be from 0 to 255, and "
             "floats from 0 to 1; or set factor"
         )
-    return png(np.rint(values).astype(np.uint8), PALETTE if is_classes else None)
+    found = np.rint(values).astype(np.uint8)
+    if size is not None and size != found.shape:
+        from PIL import Image
+
+        way = Image.Resampling.NEAREST if is_classes else Image.Resampling.BILINEAR
+        found = np.asarray(Image.fromarray(found).resize(size[::-1], way))
+    return png(found, PALETTE if is_classes else None)
 
 
 def _palette() -> bytes:

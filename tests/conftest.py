@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import pty
+import runpy
 import selectors
 import shutil
 import signal
@@ -32,6 +33,7 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
+VISION = ROOT / "tests" / "vision" / "site-packages"  # lets torchvision be imported, see there
 COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
 MANY = 1000  # tests that fork often enough to be worth a second of preparation
 WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
@@ -40,6 +42,9 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:  # as in a background job of a shell or under nohup
         signal.signal(number, handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
+if str(VISION) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # for the processes that tests start
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(VISION)]))
+runpy.run_path(str(VISION / "sitecustomize.py"))
 parsing.remember()
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not IS_WORKER:

@@ -47,7 +47,24 @@ def pictures(path):
             Image.fromarray(pixels).save(path / "pictures" / name / f"{index}.png")
 
 
+def masks(path):
+    rng = np.random.default_rng(0)
+    (path / "images").mkdir()
+    (path / "masks").mkdir()
+    for index in range(20):
+        pixels, mask = rng.integers(0, 60, (16, 16, 3)), np.zeros((16, 16), np.uint8)
+        row, column = rng.integers(0, 9, 2)
+        mask[row : row + 7, column : column + 7] = 1
+        pixels[mask == 1] += 120
+        Image.fromarray(pixels.astype(np.uint8)).save(path / "images" / f"{index}.png")
+        Image.fromarray(mask).save(path / "masks" / f"{index}.png")
+
+
+SEGMENTATION = (
+    "image: images, mask: masks, classes: [ground, box], size: 16, width: 8, batch_size: 4, lr: 0.01, epochs: 12"
+)
 VARS = {
+    "segmentation": (masks, SEGMENTATION, "loss", 0.4),
     "image_classification": (
         pictures,
         "root: pictures, size: 32, batch_size: 8, epochs: 12, lr: 0.003",

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from emrun.base.censor import hidden
 from emrun.base.wording import listed
@@ -146,14 +147,18 @@ class UsageError(EmrunError, ValueError):
 
 
 class MissingExtra(EmrunError, ImportError):
-    """An optional library that a hook, dataset or model needs is not installed; the message has the install command."""
+    """An optional library that a hook, dataset or model needs is not installed; the message has the install command.
+
+    With `reason`, it is installed and cannot be imported.
+    """
 
     exit_status = 2
     code = "extra.missing"
 
-    def __init__(self, what: str, library: str, extra: str) -> None:
-        self.fix = f"command pip install emrun[{extra}]"
-        super().__init__(f"{what} needs {library}, which is not installed: pip install 'emrun[{extra}]'")
+    def __init__(self, what: str, library: str, extra: str, reason: str = "") -> None:
+        self.fix = "" if reason else f"command pip install emrun[{extra}]"
+        advice = f"which is not installed: pip install 'emrun[{extra}]'"
+        super().__init__(f"{what} needs {library}, {reason or advice}")
 
 
 @contextmanager
@@ -167,6 +172,26 @@ def needing(what: str, library: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtra(what, library, extra) from error
+
+
+@contextmanager
+def fitting_torchvision(what: str) -> Iterator[None]:
+    """Let the block import modules that may import torchvision.
+
+    Args:
+        what: what needs the modules.
+
+    Raises:
+        MissingExtra: torchvision was compiled for another torch; see there.
+    """
+    try:
+        yield
+    except (RuntimeError, AttributeError) as error:
+        if "torchvision" not in str(error):
+            raise
+        reason = f"which was compiled for another build of torch than {version('torch')} ({error}); install the two "
+        advice = "together, from the same place: pip install --force-reinstall torch torchvision"
+        raise MissingExtra(what, "torchvision", "vision", reason + advice) from error
 
 
 class StreamError(EmrunError, ValueError):

@@ -42,7 +42,11 @@ def seed_everything(seed: int, *key: Key, devices: bool = True) -> None:
         devices: also seed torch's generators of accelerators; before the first use of one, this costs 0.1 ms, and
             nothing where torch is built without one.
     """
-    value = derived_seed(seed, *key)
+    seed_generators(derived_seed(seed, *key), devices=devices)
+
+
+def seed_generators(value: int, *, devices: bool = False) -> None:
+    """Seed the global generators with a value of `derived_seed`; see `seed_everything`."""
     random.seed(value)
     np.random.seed(value % 2**32)
     if torch := sys.modules.get("torch"):

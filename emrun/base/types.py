@@ -53,6 +53,9 @@ InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
 Prefetch = Callable[[Batch], Callable[[], None] | None]
 """Prepares a batch in the read-ahead thread; returns a function for the loop to call before the batch, or None."""
 
+Reader = Literal["loop", "thread", "worker"]
+"""Who makes the batches of a stream: the thread of the loop, a thread that reads ahead, or a worker process."""
+
 StartMethod = Literal["fork", "forkserver", "spawn"]
 """How worker processes are started."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.base.types import Json
+from emrun.base.wording import listed
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, users_code
 from emrun.cli.output import print_json, table, with_json
@@ -103,6 +104,12 @@ def _shown(measured: Bench) -> str:
         "more workers do not help"
         for stream in measured.streams
         if not stream.shares_rows and len(stream.readings) > 1
+    ]
+    notes += [
+        f"stream {stream.name!r} draws from the global random numbers of {listed(stream.draws)}: with another `buffer` "
+        "or `workers`, its batches are other ones; let it draw from ctx.rng"
+        for stream in measured.streams
+        if stream.draws
     ]
     return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(measured)])
 

@@ -13,7 +13,7 @@ from emrun.cli.console import Directory, complete_streams, is_follower, run_argu
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json, results, so_far
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
-from emrun.config.config import read_config
+from emrun.config.config import read_over
 from emrun.config.override_keys import streams_of
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
@@ -53,11 +53,11 @@ def evaluate(
     # what can be refused before torch is imported
     check_run(expanded(directory))
     if not streams:
-        known = streams_of(read_config(config or directory))
+        known = streams_of(read_over(expanded(directory), config))
         raise click.UsageError(f"name a stream to evaluate: {listed(known) if known else 'such as valid'}")
     check_streams_of_eval(overrides, streams)
     for stream in streams:
-        check_statically(read_config(config or directory).overlaid(stream, overrides))
+        check_statically(read_over(expanded(directory), config).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()

@@ -13,7 +13,7 @@ from emrun.cli.console import GivenPath, complete_streams, is_follower, run_argu
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
-from emrun.config.config import read_config
+from emrun.config.config import read_over
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
 from emrun.loop.interrupts import Interrupted
@@ -75,7 +75,7 @@ def predict(
     overrides += streams[1:]  # each is an error that says what an override is
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
-    check_statically(read_config(config or directory).overlaid(stream, overrides))
+    check_statically(read_over(expanded(directory), config).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()

@@ -35,7 +35,10 @@ with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 
 def evaluates_run(command: Callable[..., int]) -> Callable[..., int]:
     """Add what commands share that evaluate a run: another config, a checkpoint, ranks, JSON and the log."""
-    config = click.option("-c", "--config", type=GivenPath(path_type=Path, dir_okay=False), help="Use another config.")
+    config = click.option(
+        "-c", "--config", type=GivenPath(path_type=Path, dir_okay=False),
+        help="Use another config; one without dataset or model is merged over that of the run.",
+    )  # fmt: skip
     checkpoint = click.option("--checkpoint", metavar="NAME", type=without_slash, help="Default: best, else latest.")
     decorated: Callable[..., int] = config(checkpoint(with_ranks(with_json(with_terminal_log(command)))))
     return decorated

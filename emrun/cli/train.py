@@ -7,14 +7,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import ArgumentError, DataChanged, RunExists, UsageError
 from emrun.base.tables import folded_command, width
-from emrun.base.wording import from_here, progress
+from emrun.base.wording import from_here, meant_of, progress
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import (
     end_by_signal,
@@ -30,6 +30,7 @@ from emrun.cli.output import (
     only_json,
     parameters_table,
     print_json,
+    results,
     run_as_json,
     so_far,
     summary,
@@ -48,6 +49,7 @@ from emrun.cli.ranks import (
 )
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import locate
+from emrun.config.override_keys import streams_of
 from emrun.config.plan import check_statically, with_statistics
 from emrun.ranks.group import join, leave, meeting_place
 from emrun.training.directories import check_free, check_outside, is_begun
@@ -67,6 +69,10 @@ if TYPE_CHECKING:
     help="The run directory itself; it must not contain a run.",
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Resume the run in --output-dir if there is one.")
+@click.option(
+    "--then-eval", "then_eval", multiple=True, metavar="STREAM",
+    help="Evaluate the best checkpoint on STREAM when the run has finished; may be given several times.",
+)  # fmt: skip
 @click.option("--rm", "removes", is_flag=True, help="Delete the run directory at the end.")
 @with_ranks
 @with_restarts
@@ -78,6 +84,7 @@ def train(
     output_root: Path,
     output_dir: Path | None,
     auto_resume: bool,
+    then_eval: tuple[str, ...],
     removes: bool,
     nproc: int,
     max_restarts: int,
@@ -105,6 +112,10 @@ def train(
     else:  # has done so
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
+    known = streams_of(loaded) if then_eval else []
+    for stream in then_eval:
+        if known and stream not in known:
+            raise click.UsageError(f"--then-eval {stream}: the dataset has no such stream{meant_of(stream, known)}")
 
     # the run directory
     output_dir = None if output_dir is None else resolved(output_dir)
@@ -119,7 +130,7 @@ def train(
     from emrun.training.create import create_training
 
     if resumed is not None and is_resumed:
-        return _go_on(resumed, loaded)
+        return _go_on(resumed, loaded, then_eval)
 
     # the training
     if sweep is None and is_begun(config) and not is_follower() and not click.get_current_context().params["quiet"]:
@@ -140,11 +151,11 @@ def train(
         _show_parameters(training)
     except RunExists:
         if resumed is not None:  # another process has created it meanwhile, and has ended
-            return _go_on(resumed, loaded)
+            return _go_on(resumed, loaded, then_eval)
         raise
     status = None
     try:
-        status = run(training, keeps=not removes)
+        status = run(training, then_eval, keeps=not removes)
         return status
     finally:
         if removes:
@@ -161,7 +172,7 @@ def _show_parameters(training: Training) -> None:
             print_error(parameters_table(rows))
 
 
-def _go_on(output_dir: Path, loaded: Config) -> int:
+def _go_on(output_dir: Path, loaded: Config, then_eval: Sequence[str]) -> int:
     """Resume the run that the same command started; return the exit status."""
     from emrun.training.resume import changes_to
 
@@ -172,17 +183,19 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
             f"the run in {shown} was started with other values ({', '.join(different)}); to resume it with "
             f"changes, use `emrun resume {shown}` with overrides; otherwise use another --output-dir"
         )
-    return resume_run(output_dir)
+    return resume_run(output_dir, then_eval=then_eval)
 
 
-def resume_run(directory: Path, overrides: Sequence[str] = (), checkpoint: str | None = None) -> int:
+def resume_run(
+    directory: Path, overrides: Sequence[str] = (), checkpoint: str | None = None, then_eval: Sequence[str] = ()
+) -> int:
     """Resume a run, see `resume_training`; return the exit status. Of a finished run, print what is wanted as JSON."""
     from emrun.training.resume import resume_training
 
     with unwound_by_sigterm(), users_code(keeps_output=True):
         training = resume_training(directory, overrides, checkpoint, command=sys.argv, added_hooks=DISPLAY)
     if training is not None:
-        return run(training)
+        return run(training, then_eval)
     leave()
     if wants_json() and not is_follower():
         print_json({**run_as_json(directory), "exit_status": 0})
@@ -190,11 +203,12 @@ def resume_run(directory: Path, overrides: Sequence[str] = (), checkpoint: str |
 
 
 @words_before_sigterm()
-def run(training: Training, *, keeps: bool = True) -> int:
+def run(training: Training, then_eval: Sequence[str] = (), *, keeps: bool = True) -> int:
     """Train, print its statistics (not with --quiet) and how to continue, and return the exit status.
 
     Args:
         training: the training.
+        then_eval: the streams on which the best checkpoint is evaluated when the run has finished.
         keeps: whether the run directory is kept; otherwise no message names files in it.
     """
     shown = from_here(training.output_dir)
@@ -239,8 +253,12 @@ def run(training: Training, *, keeps: bool = True) -> int:
         lines += closing_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
+    evaluated = _evaluated(training, then_eval) if outcome.status == "finished" and then_eval else {}
+    if evaluated and not is_quiet:
+        click.echo(results(evaluated), err=wants_json())
     if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
-        print_json({**run_as_json(training.output_dir, training), "exit_status": outcome.exit_status})
+        more = {"evaluated": evaluated} if then_eval else {}
+        print_json({**run_as_json(training.output_dir, training), **more, "exit_status": outcome.exit_status})
 
     # how it has ended
     if outcome.warning is not None and not is_follower():
@@ -257,6 +275,20 @@ def run(training: Training, *, keeps: bool = True) -> int:
         leave_words()
     leave()
     return outcome.exit_status
+
+
+def _evaluated(training: Training, streams: Sequence[str]) -> dict[str, Any]:
+    """Evaluate the best checkpoint of a finished run on streams, write its page again, and return the results."""
+    from emrun.runs.report.page import write_at_end
+    from emrun.training.evaluate import evaluate
+
+    found: dict[str, Any] = {}
+    with only_json(), users_code(keeps_output=True):
+        for stream in streams:
+            found.update(evaluate(training.output_dir, stream, command=sys.argv))
+    if training.main_loop.report and not is_follower():
+        write_at_end(training.output_dir)
+    return found
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from emrun.base.errors import OF_BASE
 from emrun.base.wording import normalised
 from emrun.config.names import bases, built_ins, plugins
+from emrun.config.planner import METRICS
 from emrun.config.source_finder import Unimported
 from emrun.config.source_modules import SourceModules
 
@@ -31,7 +32,6 @@ PLACES = {
 
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
-_METRICS = "emrun.metrics"
 _PACKAGES = {
     "optimizers": ("torch.optim",),
     "schedules": ("emrun.models.schedules.built_in", "torch.optim.lr_scheduler"),
@@ -91,10 +91,10 @@ def _named(kind: str) -> Mapping[str, str]:
     if kind in _OF_NAMES:
         return built_ins(_OF_NAMES[kind])
     if kind == "metrics":
-        module = SourceModules().read(_METRICS)
+        module = SourceModules().read(METRICS)
         bound = module.bound.items() if module is not None else ()
         functions = [name for name, (first, *_) in bound if isinstance(first, ast.FunctionDef) and name[0] != "_"]
-        return {f"{_METRICS}.{name}": f"{_METRICS}.{name}" for name in functions}
+        return {f"{METRICS}.{name}": f"{METRICS}.{name}" for name in functions}
     homes = {name: package for package in _PACKAGES.get(kind, ()) for name in _sources().classes(package) or ()}
     return {name: f"{package}.{name}" for name, package in homes.items() if name not in _NOT_USABLE}
 

@@ -18,7 +18,7 @@ from emrun.base.wording import did_you_mean, from_here, listed
 from emrun.config.interpolation import check_vars, interpolate
 from emrun.config.names import bases
 from emrun.config.overrides import copies_left, merge, override, stream_of_eval, with_hooks, words_in
-from emrun.config.sections import SECTIONS
+from emrun.config.sections import REQUIRED, SECTIONS
 from emrun.config.type_hints import with_texts
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, list_in, mapping_in, node_of, parse
@@ -161,6 +161,19 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         check_vars(root)
     is_whole = node.get("extends") is None
     return Config(root, Path(source).resolve().stem, text if is_whole else None).overridden(overrides)
+
+
+def read_over(directory: Path, over: str | Path | None) -> Config:
+    """Read the config of a run, or another config instead; one without dataset or model is merged over that of the run.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    config = read_config(directory if over is None else over)
+    if over is None or all(name in config.root.value for name in REQUIRED):
+        return config
+    own = read_config(directory)
+    return own.with_root(_over(own.root, config.root))
 
 
 def _not_plain(tree: Node) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from emrun.base.errors import fitting_torchvision
 from emrun.base.types import takes_path
 from emrun.base.wording import from_here, sure
 from emrun.config.names import NoModule, no_member, parts_of
@@ -115,7 +116,8 @@ def locate(path: str) -> Any:
             raise _missing(target, part, path)
         module = ".".join(parts[: index + 1])
         try:
-            target = importlib.import_module(module)
+            with fitting_torchvision(path):
+                target = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module exists, but a module that it imports does not

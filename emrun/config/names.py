@@ -24,7 +24,8 @@ _MODELS = {
     "TorchModel": "emrun.models.torch_model.TorchModel",
 }
 _KINDS = ("hook", "dataset", "model")
-_MODULES = {name: f"emrun.models.networks.{name}" for name in ("ImageNet", "SeriesNet", "TableNet")}
+_MODULES = {"Graph": "emrun.models.graph.Graph"}
+_MODULES |= {name: f"emrun.models.networks.{name}" for name in ("ImageNet", "MaskNet", "SeriesNet", "TableNet")}
 LAYERS = "torch.nn.modules"
 """The package of the classes that need no dotted path where any object can be."""
 

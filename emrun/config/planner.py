@@ -39,6 +39,8 @@ ADDED = Position("emrun")
 """The position of a hook that emrun adds before those of the config."""
 
 
+METRICS = "emrun.metrics"
+"""The module of the metrics that a config names by the key alone."""
 _BASES = {"Optimizer", "LRScheduler"}  # of the classes of torch
 
 
@@ -200,13 +202,22 @@ class Planner:
                 return None
 
         # a mapping of values or of forms
-        has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
+        kinds = dict | list if key.endswith(".metrics") else dict  # a list has the inputs of a metric of emrun
+        has_forms = any(isinstance(child.value, kinds) for child in mapping_in(node).values())
         may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
         if isinstance(node.value, dict) and may_be_forms:
             inner = None if form is None else Annotated[Factory, form]  # each value is a form, not a mapping of forms
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
+
+        # the inputs of a metric of emrun
+        section, _, name = key.rpartition(".")
+        if form is not None and isinstance(node.value, list) and section.endswith(".metrics"):
+            target = replace(node, value=f"{METRICS}.{name}", position=node.key_position)
+            return self._call(
+                Node({"import": target, "inputs": node}, node.position, node.key), key, "", supplied, form
+            )
 
         # a value where only a form can be
         if form is not None and node.value is not None:

@@ -12,6 +12,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -156,6 +158,26 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_forward = self._is_forward and torch._C._current_graph_task_id() < 0
         if self._is_forward:
             self.forward = self.peak
+
+
+class FloatTargets(TorchFunctionMode):
+    """Finds cross entropies whose target is floats that are no probabilities, such as a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        given = kwargs or {}
+        target = given.get("target", args[1] if len(args) > 1 else None) if function is cross_entropy else None
+        if isinstance(target, torch.Tensor) and target.is_floating_point() and target.ndim > 1:
+            sums = target.sum(dim=1)
+            if not torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
+                what = f"a cross entropy has a target of floats of shape {tuple(target.shape)}"
+                advice = "classes, as of a mask, are whole numbers of shape (B, ...)"
+                self.notes.append(f"{what}, which are no probabilities of classes: their sums are not 1; {advice}")
+        return function(*args, **given)
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:

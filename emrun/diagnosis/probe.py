@@ -356,7 +356,8 @@ def _draws(training: Training) -> dict[str, list[str]]:
     loop = training.main_loop
     draws = {}
     for name in loop.streams.sources:
-        context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
+        trains = name == loop.train_stream_name
+        context = StreamContext(name, seed=loop.seed, epoch=int(trains), read_by=loop.streams.reading.by)
         seen: dict[str, set[str]] = {generator: set() for generator in GENERATORS}
         with preserved_randomness():
             stream = iter(open_stream(training.dataset, name, context))

@@ -16,6 +16,7 @@ from typing import Any
 
 from emrun.base.arguments import check_choice
 from emrun.base.cores import THREADS, cores, reading_threads
+from emrun.base.encoding import random_state
 from emrun.base.errors import ConfigError, StreamError, UsageError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, StartMethod
@@ -82,6 +83,7 @@ class StreamBench:
         shares_rows: whether its rows come from `ctx.batches`, so that several workers can share them.
         length: number of batches of a pass; None when there was no time to read a whole pass.
         readings: a measurement for each setting, the simplest setting first.
+        draws: the global random generators of this process that the stream draws from.
     """
 
     name: str
@@ -89,6 +91,7 @@ class StreamBench:
     shares_rows: bool = False
     length: int | None = None
     readings: list[Speed] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
 
     def waiting(self, reading: Speed, step: float) -> float:
         """Return the share of its time for which training waits for batches, if reading does not slow down training.
@@ -280,7 +283,15 @@ class _Reader:
 
         self.passes = 0
         _LOG.info("stream %r: warming up", measured.name)
-        self._measure(watched if takes_context(function) else function, measured, Setting())
+        seed_everything(self.seed, "bench", measured.name)
+        before = random_state()
+        failure = None
+        try:
+            self._measure(watched if takes_context(function) else function, measured, Setting())
+        except StreamError as error:  # it may be read in workers alone
+            failure = error
+        after = random_state()
+        measured.draws.extend(name for name, state in before.items() if state != after[name])
         measured.shares_rows = any(context.skips for context in contexts)
         tried = [(setting, function) for setting in settings(self.most, self.start_method)]
         tried += [other for other in others if not any(_is_same(other[0], setting) for setting, _ in tried)]
@@ -291,9 +302,11 @@ class _Reader:
                     with _with_threads(setting.threads):
                         measured.readings.append(self._measure(read, measured, setting))
                 except Exception as error:
-                    if setting.dtype is None and not (setting.workers and isinstance(error, StreamError)):
+                    if setting.dtype is None and not isinstance(error, StreamError):
                         raise
                     _LOG.warning("stream %r cannot be read with %s: %s", measured.name, setting, error)
+        if failure is not None and not measured.readings:
+            raise failure
         return measured
 
     def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Speed:

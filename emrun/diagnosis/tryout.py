@@ -7,8 +7,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +28,16 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
-from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
+from emrun.diagnosis.built_once import with_modules_built_once
+from emrun.diagnosis.model_facts import (
+    FloatTargets,
+    StepMemory,
+    memory,
+    memory_per_rank,
+    parameter_groups,
+    parameters,
+    timed_run,
+)
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.values import sorted_sources
@@ -81,8 +91,9 @@ def try_out(config: Config, ranks: int = 1) -> Json:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
-    with apart() as notes, temporary_folder("check") as place:
-        # the objects of the config
+    with apart() as notes, temporary_folder("check") as place, temporary_folder("modules") as modules:
+        # the objects of the config; each further model begins with the same module
+        plan = replace(plan, model=with_modules_built_once(plan.model, modules))
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -344,7 +355,8 @@ class Tryout:
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds that reading it took."""
-        context = StreamContext(name, seed=self._loop.seed, epoch=int(name == self._loop.train_stream_name))
+        trains = name == self._loop.train_stream_name
+        context = StreamContext(name, seed=self._loop.seed, epoch=int(trains), read_by=self._loop.streams.reading.by)
         began = perf_counter()
         with closing(closable(open_stream(self._dataset, name, context))) as batches:
             for batch in batches:
@@ -355,8 +367,11 @@ class Tryout:
         """Run the model on a batch as the loop would; return the seconds of the fastest run."""
         train = name == self._loop.train_stream_name
         if train and index == 0:
-            with preserved_randomness():
+            targets = FloatTargets()
+            watching = targets if self._step_memory is not None else nullcontext()
+            with preserved_randomness(), self._steps_seen(), watching:
                 self._model.run(batch, False, name)  # as in the zeroth epoch
+            self._notes += targets.notes
             self._round_trip.begin()
             self._rows = length(batch)
         seconds = math.inf
@@ -365,9 +380,24 @@ class Tryout:
                 outputs, elapsed = timed_run(self._model, batch, train, name)
             seconds = min(seconds, elapsed)
         self._loop.check_outputs(outputs)
+        if hasattr(self._model, "other_classes"):
+            self._notes += self._model.other_classes(outputs, self._dataset)
         for output, values in outputs.items():
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds
+
+    @contextmanager
+    def _steps_seen(self) -> Iterator[None]:
+        """Note the outputs of the steps of a `Graph`."""
+        graph: Any = getattr(self._model, "module", None)
+        with ExitStack() as watched:
+            for _, name, take in getattr(graph, "graph_steps", ()):
+                watched.callback(graph.get_submodule(name).register_forward_hook(self._noting(name, take)).remove)
+            yield
+
+    def _noting(self, step: str, take: int | None) -> Callable[..., None]:
+        info = self._outputs[f"step {step}"] = SourceInfo()
+        return lambda module, inputs, found: info.add(found if take is None else found[take])
 
     def _users(self, part: str) -> list[str]:
         source = part.partition(".")[0]  # of a mapping

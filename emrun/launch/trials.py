@@ -32,6 +32,7 @@ from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.storage.run import CONFIG, check_outside, create_run
 
+_MOST_SHOWN = 180  # letters of the parameters in the name of a directory, which may have 255
 NOT_OF_IDENTITY = ("sweep", "name", "code_directory")
 """The sections of a config that do not tell one trial from another."""
 _FOLD = "vars.fold"
@@ -189,7 +190,7 @@ class Trials:
             further.append(f"{_FOLD}={fold}")
         changed = *overrides, *further
         name = identity(config.overridden(further))
-        shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]))
+        shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]), _MOST_SHOWN)
         place = self.directory / f"{_PREFIX}{f'{shown}-' if shown else ''}{name}"
         if not place.exists():  # but perhaps as a trial of other parameters
             place = next(self.directory.glob(f"{_PREFIX}*{name}"), place)

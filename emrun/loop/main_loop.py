@@ -74,11 +74,11 @@ class MainLoop(Loop):
         on_empty_batch: what to do about a batch without sources or of length 0, which is always skipped: `error`,
             `warn` or `ignore`.
         on_bad_example: what to do about an example that cannot be read, of a dataset that reads its examples one by one
-            (`ImageFolder`, `TarShards`, `TorchDataset` with a map-style dataset): `error` ends the training; `warn` and
-            `ignore` leave the example out, so that its batch is shorter. The names of such examples, and why they are
-            bad, are in `rows.jsonl` of the run. More than 1 % of the examples of a pass are an error. A batch without
-            any example is left out too, unless `on_empty_batch` says what to do about it. In Python, give it to the
-            dataset too.
+            (`ImageFolder`, `Pictures`, `TarShards`, `TorchDataset` with a map-style dataset): `error` ends the
+            training; `warn` and `ignore` leave the example out, so that its batch is shorter. The names of such
+            examples, and why they are bad, are in `rows.jsonl` of the run. More than 1 % of the examples of a pass are
+            an error. A batch without any example is left out too, unless `on_empty_batch` says what to do about it. In
+            Python, give it to the dataset too.
         on_empty_stream: what to do about a stream without any batch for the model: `error`, `warn` or `ignore`.
         on_unused_sources: what to do about sources that neither the model nor a hook reads: `error`, `warn` or
             `ignore`.

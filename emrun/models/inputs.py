@@ -35,7 +35,7 @@ InputsForm = Strings | Mapping[str, str | Mapping[str, str | torch.dtype | float
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
 _TABLES = Embedding | EmbeddingBag
 _KEYS = ("source", "dtype", *KEYS, "stack")
-_kind_of = attrgetter("__class__", "dtype", "flags.writeable")
+_kind_of = attrgetter("__class__", "dtype", "flags.carray")  # contiguous, aligned and writeable
 _from_numpy = torch.from_numpy
 _OF_NUMPY = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
@@ -76,6 +76,8 @@ class InputNames:
         named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
+        if inputs is None and takes_any and isinstance(own := getattr(module, "inputs", None), list):
+            inputs = own  # of a `Graph`
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources that it gets")
@@ -234,6 +236,7 @@ class Inputs:
         for name in names:
             value = batch[name]
             is_ready = type(value) is Tensor and value.dtype in self._wanted and name not in self._names.forms
+            is_ready = is_ready and value.layout is torch.strided and value.is_contiguous()
             if not is_ready or not (value.is_cpu if self._on_cpu else value.device == self._device):
                 value = self._convert(name, value)
             tensors[name] = value
@@ -445,7 +448,7 @@ def _stored(tensor: Tensor) -> Tensor:
 
 
 def _tensor(value: Any) -> Tensor:
-    """Return a source as a tensor, which shares memory with the source if possible.
+    """Return a source as a contiguous tensor, which shares memory with the source if possible.
 
     Raises:
         ValueError: it has masked entries, is quantised, or has no values.
@@ -467,4 +470,4 @@ def _tensor(value: Any) -> Tensor:
         raise ValueError("it is on the device meta, so it has no values; yield a tensor on the CPU")
     if tensor.is_quantized:
         raise ValueError("it is quantised; yield its `.dequantize()`")
-    return tensor
+    return tensor.contiguous() if tensor.layout is torch.strided else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -144,6 +145,52 @@ class ImageNet(nn.Module):
         """Return the logits, (B, classes), of images, (B, 3, H, W), or of grey ones, (B, 1, H, W)."""
         logits: Tensor = self.net(image.expand(-1, 3, -1, -1))
         return logits
+
+
+class MaskNet(nn.Module):
+    """Predicts the logits of classes of pixels: a small U-Net (Ronneberger et al., 2015).
+
+    Args:
+        classes: the number of classes.
+        width: the channels of the first layer; each of the two halvings of the size doubles them.
+    """
+
+    def __init__(self, classes: int, width: int = 16) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([_block(3, width), _block(width, 2 * width), _block(2 * width, 4 * width)])
+        self.up = nn.ModuleList([_block(6 * width, 2 * width), _block(3 * width, width)])
+        self.last = nn.Conv2d(width, classes, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the logits, (B, classes, H, W), of images, (B, 3, H, W), or of grey ones, (B, 1, H, W)."""
+        fine = self.down[0](image.expand(-1, 3, -1, -1))
+        middle = self.down[1](_halved(fine))
+        coarse = self.down[2](_halved(middle))
+        middle = self.up[0](torch.cat([_resized(coarse, middle), middle], dim=1))
+        fine = self.up[1](torch.cat([_resized(middle, fine), fine], dim=1))
+        logits: Tensor = self.last(fine)
+        return logits
+
+
+def _block(before: int, width: int) -> nn.Sequential:
+    """Return two convolutions of the same size."""
+    groups = math.gcd(8, width)
+    first = [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
+    return nn.Sequential(
+        *first, nn.Conv2d(width, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()
+    )
+
+
+def _halved(values: Tensor) -> Tensor:
+    return nn.functional.max_pool2d(values, 2, ceil_mode=True)
+
+
+def _resized(values: Tensor, like: Tensor) -> Tensor:
+    """Return values of twice the size, as far as `like` goes; the gradients are the same in each run, also on a GPU."""
+    batch, channels, height, width = values.shape
+    twice = values[:, :, :, None, :, None].expand(batch, channels, height, 2, width, 2)
+    rows, columns = like.shape[-2:]
+    return twice.reshape(batch, channels, 2 * height, 2 * width)[:, :, :rows, :columns]
 
 
 def _small(classes: int) -> nn.Sequential:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import CrossEntropyLoss, Module, NLLLoss
+from torch.nn.functional import cross_entropy, nll_loss
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
 from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import counted, did_you_mean, few, listed
+from emrun.dataset import classes_of, named_classes
 from emrun.model import Target
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
@@ -31,6 +33,7 @@ _ACTIVATIONS = {
     **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "identity"),
 }
 """Loss of torch -> how the output that it gets becomes probabilities."""
+_OF_CLASSES = (cross_entropy, nll_loss)
 
 
 class Outputs:
@@ -86,14 +89,32 @@ class Outputs:
         self._units = units
         self._is_complete = False
 
-    def balance(self, dataset: Any) -> None:
-        """Give losses with `weight: balanced` the counts of the classes that a dataset has.
+    def use_dataset(self, dataset: Any) -> None:
+        """Give losses with `weight: balanced` the counts of the classes that a dataset has, and check what losses read.
 
         Raises:
-            ArgumentError: the dataset has no counts of them.
+            ArgumentError: the dataset has no counts of them, or a cross entropy reads a picture as classes.
         """
         for each in self.terms.values():
+            each.check_classes(dataset)
             each.balance(dataset)
+
+    def other_classes(self, outputs: Values, dataset: Any) -> Iterator[str]:
+        """Yield what is said of logits of a batch with another number of classes than a dataset has names.
+
+        A list of names is that of `label`, or of the only source of classes.
+        """
+        terms = [each for each in self.terms.values() if each.reads_classes and len(each.inputs) > 1]
+        is_only = len({each.inputs[1] for each in terms}) == 1
+        for term in terms:
+            name, source, *_ = term.inputs
+            is_meant = is_only or source == "label" or isinstance(named_classes(dataset), Mapping)
+            names = classes_of(dataset, source) if is_meant else None
+            shape: Sequence[int] = getattr(outputs.get(name), "shape", ())
+            most = len(names or ()) + getattr(dataset, "unnamed_classes", 0)
+            if names is not None and len(shape) > 1 and not len(names) <= shape[1] <= most:
+                known = f"the dataset has {counted(len(names), 'name')} of classes of {source!r} ({few(names)})"
+                yield f"model.{term.key}: {name!r} has {shape[1]} classes, but {known}"
 
     @property
     def names(self) -> list[str]:
@@ -321,6 +342,23 @@ class Calculation:
                 "make such shapes from inputs of one shape in a loss of your own",
             )
         return found
+
+    def check_classes(self, dataset: Any) -> None:
+        """Check that what a cross entropy reads as classes is no picture, which it would take for probabilities.
+
+        Raises:
+            ArgumentError: it is a picture.
+        """
+        source = self.inputs[1] if len(self.inputs) > 1 else ""
+        instead = getattr(dataset, "classes_instead", lambda source: None)(source)
+        if instead is not None and self.reads_classes:
+            what = f"{source!r} is a picture, whose values the loss would take for probabilities of classes"
+            raise ArgumentError(f"{self.key}.inputs", f"{what}; {instead}")
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether its inputs are the logits of classes, or logarithms of their probabilities, and the classes."""
+        return self.function in _OF_CLASSES or isinstance(self.function, CrossEntropyLoss | NLLLoss)
 
     def balance(self, dataset: Any) -> None:
         """With `weight: balanced`, take from a dataset how many train rows each class of the second input has.

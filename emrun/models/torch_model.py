@@ -731,11 +731,15 @@ class TorchModel(ModuleModel):
             member.register()
 
     def use_dataset(self, dataset: Any) -> None:
-        """Take from the dataset how its sources are scaled, and how many train rows its classes have."""
+        """Take from the dataset how its sources are scaled, how many train rows its classes have, what is a picture."""
         outputs = self._forward_pass.outputs
-        outputs.balance(dataset)
+        outputs.use_dataset(dataset)
         if self.in_units:
             outputs.use_units(Units(self.in_units, dataset))
+
+    def other_classes(self, outputs: Values, dataset: Any) -> Iterable[str]:
+        """Return what `check` says of logits of another number of classes than the dataset has names."""
+        return self._forward_pass.outputs.other_classes(outputs, dataset)
 
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.

@@ -15,7 +15,7 @@ from typing import Any
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, UsageError
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.types import Batch, Interval
+from emrun.base.types import Batch, Interval, Reader
 from emrun.dataset import asks_model, stream_function, stream_lengths, stream_names
 from emrun.extra_streams import ExtraStream, read_extra_streams
 from emrun.ranks.group import Ranks
@@ -156,7 +156,7 @@ class DatasetStreams:
     @cached_property
     def _kept_batches(self) -> KeptBatches:
         name = self.train_stream_name
-        return KeptBatches(stream_function(self._dataset, name), name, self._seed, self.overfit or 0)
+        return KeptBatches(stream_function(self._dataset, name), name, self._seed, self.overfit or 0, self.reading.by)
 
     @property
     def pass_length(self) -> int | None:
@@ -257,10 +257,13 @@ class KeptBatches:
         name: the name of the stream.
         seed: the seed of the run.
         count: the number of batches.
+        read_by: who would read the stream, see `StreamContext`.
     """
 
-    def __init__(self, function: Callable[..., Iterable[Batch]], name: str, seed: int, count: int) -> None:
-        self._pass = StreamPass(function, name, seed, 1)
+    def __init__(
+        self, function: Callable[..., Iterable[Batch]], name: str, seed: int, count: int, read_by: Reader = "loop"
+    ) -> None:
+        self._pass = StreamPass(function, name, seed, 1, read_by=read_by)
         self._count = count
 
     def __call__(self) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from emrun.base.arguments import check_choice, check_count, check_seconds
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Policy, Prefetch, StartMethod
+from emrun.base.types import Policy, Prefetch, Reader, StartMethod
 from emrun.dataset import ASKS, asks_model
 
 
@@ -65,6 +65,13 @@ class Reading:
         buffer = getattr(dataset, "read_ahead", 0)
         check_count("read_ahead", buffer)
         return replace(self, buffer=buffer)
+
+    @property
+    def by(self) -> Reader:
+        """Who reads the streams."""
+        if self.workers:
+            return "worker"
+        return "thread" if self.buffer else "loop"
 
     @property
     def ahead(self) -> int:

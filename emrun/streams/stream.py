@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from emrun.base.encoding import random_digest, random_state, set_random_state
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Reader
 from emrun.base.wording import few
 from emrun.ranks.group import Ranks, ranks as ranks_of_run
 from emrun.stream_context import BeyondEnd, WithLeftOut, beyond_end
@@ -62,6 +62,7 @@ class StreamWrapper:
         ranks: the ranks that share the batches; by default those of the run. A stream that another stream is made of
             gets those of its context.
         in_order: see `StreamContext`.
+        read_by: who reads the stream that this stream is a part of; None if it is not a part of one.
 
     Raises:
         ValueError: on iteration outside a `with` block with a buffer or workers.
@@ -83,6 +84,7 @@ class StreamWrapper:
         context_name: str | None = None,
         ranks: Ranks | None = None,
         in_order: bool = False,
+        read_by: Reader | None = None,
     ) -> None:
         self.name = name
         self._context_name = context_name or name
@@ -93,6 +95,7 @@ class StreamWrapper:
         self._seed = seed
         self._ranks = ranks
         self._in_order = in_order
+        self._read_by = read_by
         self._interrupted = interrupted
         self._workers: Workers | None = None
         self._pass_number = 1 if training else 0
@@ -408,6 +411,8 @@ class StreamWrapper:
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
         self.rows = 0
+        reading = self._reading
+        size = reading.ahead
         own_ranks = replace(
             self._ranks or ranks_of_run(), group=None, background=None
         )  # which processes cannot be given
@@ -420,11 +425,10 @@ class StreamWrapper:
             state,
             own_ranks,
             self._in_order,
+            self._read_by or ("thread" if size else "loop"),
         )
         batches: Iterator[Any]
-        reading = self._reading
         prefetch = reading.prefetch()
-        size = reading.ahead
         if reading.workers and not self._is_read_here:
             batches = self._workers = Workers(stream_pass, reading.workers, reading.ahead_of_each, reading.start_method)
             size = 1

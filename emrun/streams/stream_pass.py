@@ -13,7 +13,7 @@ from emrun.base.encoding import decode, encode
 from emrun.base.errors import StreamError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.randomness import seed_everything
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Reader
 from emrun.dataset import asks_model, takes_context
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import own_share
@@ -43,6 +43,7 @@ class StreamPass:
         state: the state after these batches, for a stream with `state_dict`.
         ranks: the ranks of the run; the batches are the shares of this one.
         in_order: see `StreamContext`.
+        read_by: who reads the pass, if it is not read in worker processes.
     """
 
     function: Callable[..., Iterable[Batch]]
@@ -53,6 +54,7 @@ class StreamPass:
     state: Any = None
     ranks: Ranks = field(default_factory=Ranks)
     in_order: bool = False
+    read_by: Reader = "loop"
 
     def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState | WithLeftOut]:
         """Begin the pass and return the batches after `start`; without `ctx.batches`, the stream is read up to `start`.
@@ -79,6 +81,7 @@ class StreamPass:
             workers=workers,
             ranks=self.ranks,
             in_order=self.in_order,
+            read_by=self.read_by,
         )
         try:
             stream = self.function(context) if has_context else self.function()

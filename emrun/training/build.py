@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
+from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem, fitting_torchvision
 from emrun.base.preparations import PREPARATION, Preparations
 from emrun.base.randomness import seed_everything, sole_use
 from emrun.base.slow_start import NamedWhenSlow
@@ -180,7 +180,7 @@ def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], start
     began = perf_counter()
     seed_everything(seed, what)
     try:
-        with NamedWhenSlow(f"building the {what}"):
+        with NamedWhenSlow(f"building the {what}"), fitting_torchvision(f"the {what}"):
             built = recipe.build(supplied)
     except FileNotFoundError as error:
         if started is not None and Path(started) != Path.cwd():

@@ -79,7 +79,7 @@ def evaluate(
         run_directory: the directory of the run.
         stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
         overrides: overrides that are applied afterwards.
-        config: a config to use instead of the config of the run.
+        config: a config to use instead of the config of the run; one without dataset or model is merged over it.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         command: the command line, for the trace.
         output_dir: a directory for `<stream>-<n>` instead of `eval` of the run directory, which is then only read.

@@ -13,7 +13,7 @@ from emrun.base.errors import UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.preparations import PREPARATION
 from emrun.base.wording import from_here, progress
-from emrun.config.config import Config, read_config
+from emrun.config.config import Config, read_over
 from emrun.config.plan import Plan
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints.finding import find
@@ -85,6 +85,6 @@ def load_weights(model: AbstractModel, place: Path) -> Manifest:
 
 
 def config_of(directory: Path, instead: str | Path | None = None) -> Config:
-    """Return the config of a run, before interpolation."""
+    """Return the config of a run, before interpolation; `instead` as `read_over` has it."""
     check_run(directory)
-    return read_config(directory / CONFIG if instead is None else instead)
+    return read_over(directory / CONFIG, instead)

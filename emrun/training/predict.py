@@ -87,7 +87,7 @@ def predict(
         file: ends in `.parquet`, `.csv` or `.jsonl`; see the hook `SavePredictions`. A text that ends in `/` is a
             folder, which gets a mask for each example. None to return arrays.
         overrides: overrides that are applied afterwards.
-        config: a config to use instead of the config of the run.
+        config: a config to use instead of the config of the run; one without dataset or model is merged over it.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
         data: where data are that the run has not seen, instead of a stream: what the method `new_stream` of the dataset

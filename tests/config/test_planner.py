@@ -143,7 +143,7 @@ def test_a_section_without_a_class_lists_the_built_in_ones(section):
     assert recipe is None
     assert problems == [
         "c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, DownloadableDataset, HuggingFace, ImageFolder, "
-        "Majority, Mixed, Parquet, Table, TarShards, TokenWindows, TorchDataset"
+        "Majority, Mixed, Parquet, Pictures, Table, TarShards, TokenWindows, TorchDataset"
     ]
 
 

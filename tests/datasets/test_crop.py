@@ -10,6 +10,7 @@ from PIL import Image
 from emrun.base.errors import ArgumentError
 from emrun.datasets import ImageFolder, TarShards
 from emrun.datasets._images import Crop, Images
+from emrun.datasets._picture_batches import Encoded
 
 JPEG = ["JPEG"]
 
@@ -28,6 +29,11 @@ def stored(image, **options):
 
 def images(size=32, crop=None, interpolation="bilinear", orient=False):
     return Images("RGB", "uint8", size, crop, interpolation, orient)
+
+
+def read(images, file, formats, rng=None):
+    with Encoded(file, formats).opened() as image:
+        return images.read(image, rng)
 
 
 def boxes(count, width, height, **options):
@@ -74,7 +80,7 @@ def test_an_image_of_any_shape_has_a_part(width, height, rng):
     assert 0 <= top < bottom <= height
     if rng is not None and width > 1 and height > 1:
         assert 0.74 < (right - left) / (bottom - top) < 1.35
-    found = images(24, "random").read(stored(Image.new("RGB", (width, height), (9, 99, 200))), JPEG, rng)
+    found = read(images(24, "random"), stored(Image.new("RGB", (width, height), (9, 99, 200))), JPEG, rng)
     assert found.shape == (24, 24, 3)
     assert abs(found - [9.0, 99, 200]).max() < 5
 
@@ -83,7 +89,7 @@ def test_an_image_of_any_shape_has_a_part(width, height, rng):
 @pytest.mark.parametrize("size", [(32, 32), (20, 40)])
 def test_the_centre_is_that_of_the_whole_image_resized(size, side):
     file = stored(photo(160, 120))
-    found = images([*size], {"kind": "centre", "side": side}).read(file, JPEG, np.random.default_rng(0))
+    found = read(images([*size], {"kind": "centre", "side": side}), file, JPEG, np.random.default_rng(0))
     each = side * min(160 / size[1], 120 / size[0])
     whole = max(size[1], int(160 / each)), max(size[0], int(120 / each))
     left, top = round((whole[0] - size[1]) / 2), round((whole[1] - size[0]) / 2)
@@ -97,7 +103,7 @@ def test_the_centre_is_that_of_torchvision():
     transforms = pytest.importorskip("torchvision.transforms")
     file = stored(photo(500, 375))
     theirs = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])(Image.open(file))
-    off = abs(np.asarray(theirs).astype(int) - images(224, "centre").read(file, JPEG))
+    off = abs(np.asarray(theirs).astype(int) - read(images(224, "centre"), file, JPEG))
     assert off.max() <= 4
     assert off.mean() <= 1
 
@@ -109,11 +115,11 @@ def test_the_centre_is_that_of_torchvision():
 )
 def test_a_large_jpeg_is_decoded_at_a_lower_resolution_with_nearly_the_same_pixels(monkeypatch, crop, drafted):
     file, found = stored(photo(1600, 1200)), []
-    expected = images(64, crop).read(io.BytesIO(png_of(file)), ["PNG"])
+    expected = read(images(64, crop), io.BytesIO(png_of(file)), ["PNG"])
     kind = type(Image.open(file))
     draft = kind.draft
     monkeypatch.setattr(kind, "draft", lambda self, *args: draft(self, *args) and found.append(self.size))
-    off = abs(images(64, crop).read(file, JPEG).astype(int) - expected)
+    off = abs(read(images(64, crop), file, JPEG).astype(int) - expected)
     assert found == drafted  # the part still has three times 64 pixels
     assert off.max() <= 4
     assert off.mean() <= 1
@@ -135,15 +141,15 @@ def test_an_image_is_turned_as_the_camera_noted(orientation, crop):
     file = stored(photo(90, 60), exif=exif.tobytes())
     upright = io.BytesIO()
     ImageOps.exif_transpose(Image.open(file)).save(upright, "PNG")
-    expected = images([12, 16], crop).read(upright, ["PNG"])
-    assert np.array_equal(images([12, 16], crop, orient=True).read(file, JPEG), expected)
-    assert np.array_equal(images([12, 16], crop).read(file, JPEG), expected) is (orientation == 1)
+    expected = read(images([12, 16], crop), upright, ["PNG"])
+    assert np.array_equal(read(images([12, 16], crop, orient=True), file, JPEG), expected)
+    assert np.array_equal(read(images([12, 16], crop), file, JPEG), expected) is (orientation == 1)
 
 
 def test_the_interpolation_can_be_chosen(tmp_path):
     file = stored(photo(50, 40))
     expected = np.asarray(Image.open(file).resize((9, 9), Image.Resampling.LANCZOS))
-    assert np.array_equal(images(9, interpolation="lanczos").read(file, JPEG), expected)
+    assert np.array_equal(read(images(9, interpolation="lanczos"), file, JPEG), expected)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_configs"
     [
         ("HuggingFace", "hugging_face"),
         ("Parquet", "parquet"),
+        ("Pictures", "pictures"),
         ("TarShards", "tar_shards"),
         ("TokenWindows", "token_windows"),
     ],

@@ -14,7 +14,10 @@ from emrun.ranks.shares import rows_in
 
 CONFIGS = ("majority.yaml", "digits_mlp.yaml", "mixed.yaml", *(
     f"{name}/config.yaml"
-    for name in ("hugging_face", "image_folder", "parquet", "table", "tar_shards", "token_windows", "torch_dataset")
+    for name in (
+        *("hugging_face", "image_folder", "parquet", "pictures", "table", "tar_shards", "token_windows"),
+        "torch_dataset",
+    )
 ))  # fmt: skip
 
 

@@ -55,6 +55,19 @@ def only_batch(path, **arguments):
 
 
 SOURCES = {"image": "png", "label": "cls"}
+MASKS = {"image": "png", "mask": {"field": "seg.png", "as": "mask"}}
+
+
+def pairs(path, *masks):
+    """Write a shard of pictures, each with a mask: classes, of which the picture has the number times 60."""
+    members = []
+    for number, mask in enumerate(masks):
+        found = np.random.default_rng(number).integers(0, 3, (12, 10), np.uint8) if mask is None else mask
+        for field, values in (("png", found * 60), ("seg.png", found)):
+            file = io.BytesIO()
+            Image.fromarray(values).save(file, "PNG")
+            members.append((f"{number}.{field}", file.getvalue()))
+    return write(path, members)
 
 
 @pytest.fixture
@@ -406,3 +419,39 @@ def test_a_negative_size_in_an_extended_header_is_refused(tmp_path):
         ArgumentError, match=r"a\.tar': damaged or truncated at offset 0 of \d+: '0.cls' has a size of -1"
     ):
         TarShards(str(tmp_path / "a.tar"), {"label": "cls"})
+
+
+@pytest.mark.parametrize("arguments", [{}, {"size": 5}, {"size": 6, "crop": "random"}], ids=str)
+@pytest.mark.parametrize("order", [1, -1])
+def test_masks_stay_the_numbers_of_classes_and_are_cropped_as_their_pictures(tmp_path, arguments, order):
+    path = pairs(tmp_path / "one.tar", *[None] * 4)
+    filters = {"interpolation": "nearest"} if arguments else {}
+    sources = dict([*MASKS.items()][::order])
+    dataset = TarShards(path, sources, mode="L", dtype="uint8", batch_size=2, **arguments, **filters)
+    for batch in stream_of(dataset):
+        assert batch["mask"].dtype == np.int64
+        assert np.array_equal(batch["image"][:, 0], batch["mask"] * 60)
+
+
+def test_a_mask_of_another_size_is_a_bad_example(tmp_path):
+    members = [("0.png", png((1, 2, 3))), ("0.seg.png", png(1, (4, 5), "L"))]
+    path = write(tmp_path / "one.tar", [*members, ("1.png", png((1, 2, 3))), ("1.seg.png", png(1, mode="L"))])
+    with pytest.raises(StreamError, match=r"'0' of shard .* field 'seg.png': the mask has 5 x 4 pixels .* has 4 x 4"):
+        only_batch(path, sources=MASKS, size=2)
+    assert only_batch(path, sources=MASKS, size=2, on_bad_example="warn")["id"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"field": "seg.jpg", "as": "mask"}, "sources.mask: {.*} is not a mask such as {field: seg.png, as: mask}"),
+        ({"field": "cls", "as": "mask"}, "sources.mask: {.*} is not a mask such as"),
+        ({"field": "seg.png", "as": "picture"}, "sources.mask: {.*} is not a mask such as"),
+        ({"field": "seg.png"}, "sources.mask: {.*} is not a mask such as"),
+        ({"as": "mask"}, "sources.mask: {.*} is not a mask such as"),
+        ({"field": "seg.png", "as": "mask", "ignore": 0}, "sources.mask: {.*} is not a mask such as"),
+    ],
+)
+def test_a_mask_has_one_form(tmp_path, form, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        TarShards(pairs(tmp_path / "one.tar", None), {"image": "png", "mask": form})

@@ -1,5 +1,6 @@
 """TorchDataset: map-style and iterable datasets, samplers and data loaders of torch, read like any other stream."""
 
+import itertools
 import random
 import sys
 
@@ -24,6 +25,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.config.import_finder import locate
 from emrun.datasets import TorchDataset
+from emrun.ranks.group import Ranks
+from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamPosition
 
 COUNT = 11
@@ -417,7 +420,10 @@ def test_a_failing_item_is_named(passes):
     [
         ({"sources": None}, "stream 'train': its batches are of type list, with 2 fields; set `sources` to their"),
         ({"sources": ["x"]}, "stream 'train': its batches are of type list, with 2 fields; set `sources` to"),
-        ({"train": Named()}, "stream 'train': its batches name their sources: x, y; remove `sources`"),
+        (
+            {"train": Named(), "sources": ["x", "yy"]},
+            "stream 'train': its batches have no source 'yy'; did you mean 'y'? (it has x, y)",
+        ),
         (
             {"train": torch.arange(3), "sources": None},
             "stream 'train': its batches are of type Tensor, with 1 field",
@@ -483,3 +489,131 @@ def test_names_of_classes_as_the_datasets_of_torchvision_have_them():
     WithClasses.classes = 2
     assert TorchDataset(WithClasses(), sources=["x", "y"]).classes_names() == []
     assert TorchDataset(Points(), sources=["x", "y"]).classes_names() == []
+
+
+def test_sources_choose_among_the_keys_of_mappings(passes):
+    assert [list(batch) for batch in passes(make(Named(), sources=["y"]), "train")[0]] == [["y"]] * 4
+
+
+def test_names_of_a_class_label_are_names():
+    features = hugging_face.Features({"x": hugging_face.Value("int64"), "y": hugging_face.ClassLabel(names=["a", "b"])})
+    rows = hugging_face.Dataset.from_dict({"x": [1, 2], "y": [0, 1]}, features=features)
+    assert TorchDataset(rows).classes_names() == {"y": ["a", "b"]}
+    assert TorchDataset(rows, sources=["x"]).classes_names() == {}
+
+
+class Noisy(Points):
+    """Its items draw from one global generator, those of some rows only."""
+
+    draws = staticmethod(torch.rand)
+    rows = range(COUNT)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + self.draws(1).item() if index in self.rows else x, y
+
+
+class OfNumpy(Noisy):
+    draws = staticmethod(np.random.rand)
+
+
+class OfPython(Noisy):
+    @staticmethod
+    def draws(count):
+        return np.float64(random.random())
+
+
+class OfSome(Noisy):
+    rows = range(0, COUNT, 2)
+
+
+class OfBatches(Points):
+    def __getitems__(self, indices):
+        noise = torch.rand(len(indices)).tolist()
+        return [(np.float32([index, each]), index) for index, each in zip(indices, noise, strict=True)]
+
+
+def noisy_batch(items):
+    x, y = torch.utils.data.default_collate(items)
+    return x + torch.rand(1), y
+
+
+NOISY = {
+    "torch": lambda: make(Noisy()),
+    "numpy": lambda: make(OfNumpy()),
+    "python": lambda: make(OfPython()),
+    "some": lambda: make(OfSome()),
+    "together": lambda: make(OfBatches()),
+    "collate": lambda: make(Points(), collate=noisy_batch),
+    "sampler": lambda: make(Noisy(), sampler=WeightedRandomSampler([0.1] * 5 + [1.0] * 6, 9)),
+}
+OF_TORCH = [kind for kind in NOISY if kind not in ("numpy", "python")]
+
+
+@pytest.mark.parametrize("kind", OF_TORCH)
+def test_items_that_draw_are_the_same_however_a_training_stream_is_read(kind, check_training_stream):
+    check_training_stream(NOISY[kind])
+
+
+def read(dataset, workers=0, **options):
+    """Return the batches of a pass, as that many workers make them, and leave the global generators as they were."""
+    contexts = [
+        StreamContext("train", seed=3, epoch=2, worker=worker, workers=workers, **options)
+        for worker in range(max(1, workers))
+    ]
+    streams = [dataset.train_stream(context) for context in contexts]
+    batches = [batch for turn in itertools.zip_longest(*map(list, streams)) for batch in turn if batch is not None]
+    return {row: x for batch in batches for x, row in zip(batch["x"].tolist(), batch["y"].tolist(), strict=True)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", NOISY)
+def test_items_that_draw_are_the_same_in_workers(kind, workers):
+    torch.manual_seed(workers)  # which must make no difference
+    np.random.seed(workers)
+    random.seed(workers)
+    assert read(NOISY[kind](), workers) == read(NOISY[kind]())
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_by"), [("torch", "loop"), ("torch", "thread"), ("numpy", "loop"), ("some", "loop")]
+)
+def test_an_item_is_that_of_its_seed(kind, read_by):
+    dataset = NOISY[kind]()
+    found = read(dataset, read_by=read_by)
+    context = StreamContext("train", seed=3, epoch=2)
+    data = dataset._data["train"]
+    for row in range(COUNT):
+        seed = context.seed_for(row)
+        torch.manual_seed(seed % 2**63)
+        np.random.seed(seed % 2**32)
+        assert found[row] == data[row][0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["torch", "some", "together"])
+def test_items_that_draw_are_the_same_on_two_ranks(kind):
+    parts = [read(NOISY[kind](), ranks=Ranks(rank, 2)) for rank in range(2)]
+    whole = read(NOISY[kind]())
+    assert {row for part in parts for row in part} == set(range(COUNT))
+    if kind != "together":
+        assert parts[0] | parts[1] == whole
+
+
+@pytest.mark.parametrize("kind", ["numpy", "python"])
+def test_a_thread_refuses_items_that_draw_from_what_it_shares(kind):
+    message = rf"change the global random numbers of {kind}, .*main_loop.workers: 1"
+    with pytest.raises(StreamError, match=message) as found:
+        read(NOISY[kind](), read_by="thread")
+    assert found.value.exit_status == 2
+
+
+@pytest.mark.parametrize("kind", ["map-style", "read together", "tensors", "weighted"])
+def test_items_that_draw_nothing_are_not_seeded(kind, monkeypatch):
+    def no(*arguments):
+        raise AssertionError
+
+    monkeypatch.setattr("emrun.datasets.torch_dataset.seed_generators", no)
+    monkeypatch.setattr(StreamContext, "seed_for", no)
+    read(make(**FOUND[kind]()))
+    with pytest.raises(AssertionError):
+        read(make(Noisy()))

@@ -171,6 +171,30 @@ def test_workers_that_cannot_read_a_stream_are_skipped_with_a_warning(caplog):
     assert message in caplog.text
 
 
+class Noise:
+    """Its items draw from NumPy's global generator."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return np.random.rand(4)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_stream_that_draws_from_global_generators_is_told(is_own):
+    items = {"class": "TorchDataset", "train": {"class": f"{__name__}.Noise"}, "sources": ["x"]}
+    config = of("Drawn") if is_own else {"dataset": items}
+    assert bench(config, seconds=0.01).streams[0].draws == ["numpy"] * is_own
+
+
+def test_settings_that_items_which_draw_cannot_have_are_skipped(caplog):
+    items = {"class": "TorchDataset", "train": {"class": f"{__name__}.Noise"}, "sources": ["x"]}
+    (stream,) = bench({"dataset": items}, seconds=0.01).streams
+    assert [str(reading.setting) for reading in stream.readings] == ["no read-ahead", *SETTINGS[2:]]
+    assert "cannot be read with buffer: 4: stream 'train': items of Noise change the global random" in caplog.text
+
+
 def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
     with pytest.raises(UsageError, match="no method 'trian_stream'; did you mean 'train'"):
         bench(of("Failing"), ["main_loop.extra_streams=[trian]"])

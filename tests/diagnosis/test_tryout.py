@@ -207,3 +207,167 @@ def test_a_compiled_function_of_a_module_is_measured_as_it_is_run():
     with StepMemory() as found:
         linear(torch.ones(2, 4)).sum().backward()
     assert 100 < found.peak < 1000
+
+
+class Counted(torch.nn.Module):
+    """A module with tied weights, a buffer, an LSTM and dropout; in one way or another, it may be written to a file."""
+
+    built = 0
+
+    def __init__(self, keeps: str | None = None, dataset: object = None):
+        super().__init__()
+        type(self).built += 1
+        self.layer = torch.nn.LSTM(10, 10, batch_first=True)
+        self.first = torch.nn.Linear(10, 10, bias=False)
+        self.second = torch.nn.Linear(10, 10, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.rand(1), persistent=False)
+        self.drop = torch.nn.Dropout(0.1)
+        self.length = len(dataset.num_batches)
+        self.kept = {"function": lambda x: self.first(x), "dataset": dataset}.get(keeps)
+
+    def forward(self, x):
+        found = self.second(self.first(self.drop(self.layer(x[:, None])[0])))
+        if callable(self.kept):
+            found = self.kept(found)
+        return {"loss": found.square().mean((1, 2)), "noise": torch.rand(len(x)) * self.seen}
+
+
+@pytest.mark.parametrize(("keeps", "times"), [(None, 1), ("function", 4), ("dataset", 4)])
+def test_a_module_is_built_once_unless_a_file_cannot_hold_it_and_nothing_else_changes(monkeypatch, keeps, times):
+    config = {
+        "seed": 3,
+        "dataset": {"class": "Majority", "n": 100, "dim": 10, "batch_size": 10},
+        "model": {
+            "module": {"class": f"{__name__}.Counted", "keeps": keeps},
+            "inputs": ["x"],
+            "optimizer": {"class": "Adam"},
+        },
+        "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore"},
+        "hooks": ["ComputeStats", {"StopAfter": {"epochs": 1}}],
+    }
+    reports = []
+    for expected in (times, 4):
+        monkeypatch.setattr(Counted, "built", 0)
+        reports.append(try_out(load_config(config)))
+        assert Counted.built == expected
+        monkeypatch.setattr("emrun.diagnosis.tryout.with_modules_built_once", lambda model, folder: model)
+    for report in reports:
+        for key in ("seconds_per_epoch", "forecast"):
+            del report[key]
+        del report["memory"]["peak of the process"]
+    assert reports[0] == reports[1]
+
+
+class Named:
+    """Examples of classes with names, in other ways."""
+
+    num_batches = {"train": 2}  # noqa: RUF012 - as a dataset may have it
+
+    def __init__(self, names: object = ("a", "b", "c"), unnamed: int = 0):
+        self.names = list(names) if isinstance(names, tuple) else names
+        self.unnamed_classes = unnamed
+
+    def classes_names(self):
+        return self.names
+
+    def train_stream(self):
+        for _ in range(2):
+            numbers = np.arange(6) % 3
+            yield {
+                "x": np.ones((6, 4), np.float32),
+                "label": numbers,
+                "turn": numbers,
+                "y": np.ones((6, 1), np.float32),
+            }
+
+
+class Soft(Named):
+    """Floats as targets: probabilities, or pictures."""
+
+    num_batches = {"train": 2}  # noqa: RUF012 - as a dataset may have it
+
+    def __init__(self, total: float = 1.0):
+        super().__init__([])
+        self.total = total
+
+    def train_stream(self):
+        for batch in super().train_stream():
+            yield {"x": batch["x"], "target": np.full((6, 3), self.total / 3, np.float32)}
+
+
+class Own(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x, target):
+        logits = super().forward(x)
+        return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, target=target, reduction="none")}
+
+
+def own_loss(logits, target):
+    return 0.5 * torch.nn.functional.cross_entropy(logits, target)
+
+
+@pytest.mark.parametrize("total", [1.0, 2.0])
+@pytest.mark.parametrize("way", ["forward", "loss", "class"])
+def test_floats_that_are_no_probabilities_as_targets_of_a_cross_entropy_are_a_warning(total, way):
+    linear = {"class": "torch.nn.Linear", "in_features": 4, "out_features": 3}
+    loss = {"class": ENTROPY} if way == "class" else {"import": f"{__name__}.own_loss"}
+    named = {"inputs": ["x"], "outputs": ["logits"], "loss": {**loss, "inputs": ["logits", "target"]}}
+    model = {"module": {"class": f"{__name__}.Own"}} if way == "forward" else {"module": linear, **named}
+    config = {
+        "seed": 3,
+        "dataset": {"class": f"{__name__}.Soft", "total": total},
+        "model": {**model, "optimizer": {"class": "SGD", "lr": 0.1}},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    found = [note for note in try_out(load_config(config))["notes"] if "probabilities" in note]
+    assert [note[:60] for note in found] == ["a cross entropy has a target of floats of shape (6, 3), whic"] * (
+        total == 2
+    )
+
+
+ENTROPY = "torch.nn.CrossEntropyLoss"
+ON_LABEL = {"class": ENTROPY, "inputs": ["logits", "label"]}
+ON_TURN = {"class": ENTROPY, "inputs": ["logits", "turn"]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "loss", "outputs", "expected"),
+    [
+        ({}, ON_LABEL, 3, ""),
+        (
+            {},
+            ON_LABEL,
+            10,
+            "loss: 'logits' has 10 classes, but the dataset has 3 names of classes of 'label' (a, b, c)",
+        ),
+        ({}, {"import": "torch.nn.functional.cross_entropy", "inputs": ["logits", "label"]}, 4, "loss: 'logits' has 4"),
+        ({}, {"class": "torch.nn.NLLLoss", "inputs": ["logits", "label"]}, 4, "loss: 'logits' has 4 classes"),
+        ({}, {"one": ON_LABEL, "two": ON_TURN}, 4, "loss.one: 'logits' has 4 classes"),
+        ({}, ON_TURN, 4, "loss: 'logits' has 4 classes"),
+        ({"names": {"label": ["a", "b", "c"]}}, ON_TURN, 4, ""),
+        ({"names": {"turn": ["a", "b", "c", "d"]}}, ON_TURN, 3, "loss: 'logits' has 3 classes, but the dataset has 4"),
+        ({"names": {"turn": ["a", "b", "c"]}, "unnamed": 1}, ON_TURN, 4, ""),
+        ({"names": []}, ON_LABEL, 4, ""),
+        ({}, {"class": "torch.nn.MSELoss", "inputs": ["logits", "y"]}, 1, ""),
+    ],
+)
+def test_logits_of_another_number_of_classes_than_there_are_names_are_a_warning(dataset, loss, outputs, expected):
+    config = {
+        "seed": 3,
+        "dataset": {"class": f"{__name__}.Named", **dataset},
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 4, "out_features": outputs},
+            "inputs": ["x"],
+            "outputs": ["logits"],
+            "loss": loss,
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"on_unused_sources": "ignore"},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    found = [note for note in try_out(load_config(config))["notes"] if "names" in note]
+    assert len(found) == bool(expected)
+    assert "".join(found).startswith(f"model.{expected}" if expected else "")

@@ -239,6 +239,26 @@ def test_sources_of_any_layout_become_the_same_tensor(values, module_dtype):
     module.forward = lambda x: module.keep(x)
     evaluate(TorchModel(module.to(module_dtype)), [{"x": values}])
     assert module.called[0].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert module.called[0].is_contiguous()
+
+
+WIDER = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("cut", [np.s_[:, 1], np.s_[:, ::2], np.s_[::2]], ids=str)
+def test_a_slice_is_contiguous_for_forward_losses_and_metrics(make, dtype, cut):
+    """As `view` needs, with which torchmetrics flattens a target."""
+    module = Keep()
+    module.forward = lambda x: module.keep(x)
+    metric = Factory(lambda x: x.view(-1).float().sum(), options={"inputs": ["x"]}, is_import=True)
+    values = make(WIDER.astype(dtype))[cut]
+    model = TorchModel(module, inputs={"x": "x"}, metrics={"flat": metric})
+    (outputs,) = evaluate(model, [{"x": values}])
+    assert module.called[0].is_contiguous()
+    assert module.called[0].tolist() == torch.as_tensor(np.asarray(values)).to(module.called[0].dtype).tolist()
+    assert outputs["flat"] == np.asarray(values).astype(float).sum()
 
 
 def test_a_read_only_array_is_not_written_to():

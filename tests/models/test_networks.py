@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from emrun import TorchModel
 from emrun.base.errors import ArgumentError
-from emrun.models.networks import ImageNet, SeriesNet, TableNet
+from emrun.models.networks import ImageNet, MaskNet, SeriesNet, TableNet
 
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, 0), (0, 2), (3, 2)])
@@ -35,3 +36,37 @@ def test_the_small_network_has_no_weights_to_begin_with():
     with pytest.raises(ArgumentError, match="no weights of the model 'small'"):
         ImageNet(5, pretrained=True)
     assert ImageNet(5).weights_to_begin_with is None
+
+
+@pytest.mark.parametrize("size", [(8, 8), (5, 9), (1, 3)])
+def test_pixels_have_classes_in_pictures_of_any_size(size):
+    assert MaskNet(3, width=6)(torch.zeros(2, 1, *size)).shape == (2, 3, *size)
+
+
+class Weights:
+    url = "https://example.org/weights-1a2b.pth"
+
+    @classmethod
+    def get_state_dict(cls, **options):
+        """Find the file, as torch does if it has downloaded it before."""
+
+
+def test_a_new_run_begins_with_the_weights_of_torchvision_and_an_evaluation_does_not_read_them(tmp_path, monkeypatch):
+    models = pytest.importorskip("torchvision.models")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(models, "get_model_weights", lambda name: type("Enum", (), {"DEFAULT": Weights}))
+    known = models.get_model("squeezenet1_1", weights=None)
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(known.state_dict(), tmp_path / "hub" / "checkpoints" / "weights-1a2b.pth")
+    module = ImageNet(4, "squeezenet1_1", pretrained=True)
+    model = TorchModel(module, ["image"], ["logits"])
+    assert not torch.equal(module.net.features[0].weight, known.features[0].weight)
+    model.load_initial()
+    torch.testing.assert_close(module.net.features[0].weight, known.features[0].weight)
+    assert module(torch.zeros(1, 1, 64, 64)).shape == (1, 4)
+
+
+def test_an_unknown_model_is_answered_with_the_nearest():
+    pytest.importorskip("torchvision.models")
+    with pytest.raises(ArgumentError, match="there is no model 'resnet81'; did you mean 'resnet18'"):
+        ImageNet(4, "resnet81")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from emrun.base.types import Json
-from emrun.base.wording import counted, in_one_line, span
-from emrun.epoch_data import named
+from emrun.base.wording import counted, few, in_one_line, span
+from emrun.epoch_data import brief_statistics, named, short
 from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.report.curves import Curves
 from emrun.runs.report.facts import (
@@ -29,6 +29,7 @@ from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
 from emrun.shown import Text
+from emrun.storage.lock import EVALUATIONS
 
 _LONGEST = 200  # characters of a value in a table
 _MOST_STATISTICS = 100
@@ -132,6 +133,7 @@ def _facts(part: RunPart) -> list[tuple[str, Any]]:
         ("took", None if part.seconds is None else span(part.seconds)),
         ("began", run.begin and f"{run.begin:%Y-%m-%d %H:%M:%S}"),
         ("ended", ended and f"{ended:%Y-%m-%d %H:%M:%S}"),
+        ("evaluated", "; ".join(_evaluated(run)) or None),
         ("looks", _looks(run)),
         ("device", trace.get("device")),
         ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
@@ -140,6 +142,16 @@ def _facts(part: RunPart) -> list[tuple[str, Any]]:
         ("directory", run.directory),
         ("command", shlex.join(map(str, command))),
     ]
+
+
+def _evaluated(run: StoredRun) -> Iterator[str]:
+    """Yield the statistics of the latest evaluation of each stream that the run is not trained with."""
+    for stream, count in looks_of(run).items():
+        results = StoredRun(run.directory / EVALUATIONS / f"{stream}-{count}").last_epoch.get("streams", {})
+        found = brief_statistics(results.get(stream, {}))
+        values = [f"{name} {short(value)}" for name, value in found if isinstance(value, int | float)]
+        if values:
+            yield f"{stream}: {few(values, _LONGEST)}"
 
 
 def _looks(run: StoredRun) -> str | None:
