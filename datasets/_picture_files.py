@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import NEW
 from emrun.base.types import Batch, Json, Policy, Strings, Values
+from emrun.base.wording import counted, listed
 from emrun.datasets._division import Readable
 from emrun.datasets._examples import ExampleReader, printable, with_names
 from emrun.datasets._images import check_pillow
+from emrun.datasets._paths import files_of, first_of, what_is_in
 from emrun.datasets._picture_batches import Encoded, Example, PictureBatch, ReadsPictures
 from emrun.datasets._splits import Part
 from emrun.stream_context import Array, Rows, StreamContext
 
+_LOG = logging.getLogger(__name__)
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """The endings of the names of pictures."""
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
@@ -70,13 +77,17 @@ class PictureFiles(ReadsPictures):
         """Return what a loss of classes reads instead of a picture; None for other sources."""
         return f"read {self._label_source!r} instead" if source == "image" else None
 
+    def _read_new(self, path: Path) -> PictureRows:
+        found = {next(iter(self._example.images)): unlabelled(path)}
+        return PictureRows(found, self._sized(found), self._example, self._reader)
+
     def _learnt(self) -> Json:
         return {"classes": self.classes, "size": list(self._size or ())}
 
     def _use(self, learnt: Json) -> None:
         self.classes = self.classes or list(learnt["classes"])
         height, width = learnt["size"]
-        self._size = self._size or (height, width)
+        self._size = height, width
 
     @property
     def num_classes(self) -> int:
@@ -153,3 +164,56 @@ class PictureRows(Readable, Part):
 
     def _named(self, row: int) -> tuple[str, str]:
         return self.ids[row], str(self._root / self.ids[row])
+
+
+def unlabelled(path: Path) -> tuple[Path, list[str]]:
+    """Return a folder and the paths of all images below, or of one file, or of those that match a pattern."""
+    if not path.is_dir():
+        found = files_of(NEW, str(path))
+        root = Path(os.path.commonpath([file.parent for file in found]))
+        return root, [str(file.relative_to(root)) for file in found]
+    others: list[str] = []
+    files = [name.removeprefix("./") for name in below(NEW, path, ".", others)]
+    tell_others(NEW, path, others)
+    return path, files
+
+
+def below(argument: str, root: Path, folder: str, others: list[str]) -> list[str]:
+    """Return the paths of the images below a folder, sorted; add other files to `others`."""
+    own: list[str] = []
+    try:
+        _sort(root, folder, own, others)
+    except OSError as error:
+        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
+    if not own:
+        endings = listed(sorted(ENDINGS))
+        raise ArgumentError(argument, f"{root / folder} has no images ({endings}){what_is_in(root / folder)}")
+    return sorted(own)
+
+
+def tell_others(argument: str, root: Path, others: Strings) -> None:
+    """Log the names that were left out."""
+    if others:
+        names = counted(len(others), "name")
+        _LOG.warning("%s: left out %s of %s: %s", argument, names, root, first_of(others), extra={"names": others})
+
+
+def _sort(root: Path, folder: str, images: list[str], others: list[str], above: tuple[str, ...] = ()) -> None:
+    """Add the files below a folder to the images or, with hidden folders, to the others; links are followed.
+
+    Raises:
+        OSError: a folder cannot be read, or is a link to a folder that it is in.
+    """
+    place = os.path.realpath(root / folder)
+    if place in above:
+        raise OSError(errno.ELOOP, "it is a link to a folder above", str(root / folder))
+    with os.scandir(root / folder) as entries:
+        for each in entries:
+            path = f"{folder}/{each.name}"
+            if each.name.startswith("."):
+                others.append(path)
+            elif each.is_dir():
+                _sort(root, path, images, others, (*above, place))
+            else:
+                is_image = os.path.splitext(each.name)[1].lower() in ENDINGS  # noqa: PTH122 - many files
+                (images if is_image else others).append(path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,14 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError
-from emrun.base.sources import ID, NEW
+from emrun.base.sources import ID
 from emrun.base.types import Batch, Json, Policy, Strings
-from emrun.base.wording import counted, listed
+from emrun.base.wording import listed
 from emrun.datasets._division import SplitForm, Texts
 from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Mode
-from emrun.datasets._paths import files_of, first_of, what_is_in
+from emrun.datasets._paths import what_is_in
 from emrun.datasets._picture_batches import Example
-from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
+from emrun.datasets._picture_files import PictureFiles, PictureRows, below, tell_others
 from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows
 
@@ -134,10 +132,6 @@ class ImageFolder(PictureFiles):
         found = {"image": (root, paths)}
         return {name: _Labelled(labels, self.classes, found, self._sized(found), self._example, self._reader)}
 
-    def _read_new(self, path: Path) -> _Labelled:
-        found = {"image": _unlabelled(path)}
-        return _Labelled(None, self.classes, found, self._sized(found), self._example, self._reader)
-
     def classes_names(self) -> list[str]:
         """Return the names of the classes, as `classes`."""
         return self.classes
@@ -148,7 +142,7 @@ class _Labelled(PictureRows):
 
     label = "label"
 
-    def __init__(self, labels: Array | None, classes: Strings, *pictures: Any) -> None:
+    def __init__(self, labels: Array, classes: Strings, *pictures: Any) -> None:
         self._labels = labels
         self._classes = classes
         super().__init__(*pictures)
@@ -156,18 +150,17 @@ class _Labelled(PictureRows):
     def restrict(self, rows: Rows) -> None:
         """Keep only these images."""
         super().restrict(rows)
-        self._labels = None if self._labels is None else self._labels[rows]
+        self._labels = self._labels[rows]
 
     def texts(self, argument: str, name: str) -> Texts:
         """Return the classes or the paths."""
         if name not in ("label", ID):
             raise ArgumentError(argument, f"images have no column {name!r}; the columns are label and id")
-        labels = () if self._labels is None else self._labels.tolist()
-        return [self._classes[label] for label in labels] if name == "label" else self.ids
+        return [self._classes[label] for label in self._labels.tolist()] if name == "label" else self.ids
 
     def beside(self, rows: Rows) -> Batch:
-        """Return the labels, if there are any."""
-        return {} if self._labels is None else {"label": self._labels[rows]}
+        """Return the labels."""
+        return {"label": self._labels[rows]}
 
 
 def _folders(argument: str, root: Path) -> list[str]:
@@ -192,60 +185,8 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[list[str], Ar
     labels: list[int] = []
     others = [each.name for each in root.iterdir() if not each.is_dir() or each.name.startswith(".")]
     for label, name in enumerate(classes):
-        own = _below(argument, root, name, others)
+        own = below(argument, root, name, others)
         files += own
         labels += [label] * len(own)
-    _tell(argument, root, others)
+    tell_others(argument, root, others)
     return files, np.array(labels, np.int64)
-
-
-def _unlabelled(path: Path) -> tuple[Path, list[str]]:
-    """Return a folder and the paths of all images below, or of one file, or of those that match a pattern."""
-    if not path.is_dir():
-        found = files_of(NEW, str(path))
-        root = Path(os.path.commonpath([file.parent for file in found]))
-        return root, [str(file.relative_to(root)) for file in found]
-    others: list[str] = []
-    files = [name.removeprefix("./") for name in _below(NEW, path, ".", others)]
-    _tell(NEW, path, others)
-    return path, files
-
-
-def _below(argument: str, root: Path, folder: str, others: list[str]) -> list[str]:
-    """Return the paths of the images below a folder, sorted; add other files to `others`."""
-    own: list[str] = []
-    try:
-        _sort(root, folder, own, others)
-    except OSError as error:
-        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
-    if not own:
-        endings = listed(sorted(ENDINGS))
-        raise ArgumentError(argument, f"{root / folder} has no images ({endings}){what_is_in(root / folder)}")
-    return sorted(own)
-
-
-def _tell(argument: str, root: Path, others: Strings) -> None:
-    if others:
-        names = counted(len(others), "name")
-        _LOG.warning("%s: left out %s of %s: %s", argument, names, root, first_of(others), extra={"names": others})
-
-
-def _sort(root: Path, folder: str, images: list[str], others: list[str], above: tuple[str, ...] = ()) -> None:
-    """Add the files below a folder to the images or, with hidden folders, to the others; links are followed.
-
-    Raises:
-        OSError: a folder cannot be read, or is a link to a folder that it is in.
-    """
-    place = os.path.realpath(root / folder)
-    if place in above:
-        raise OSError(errno.ELOOP, "it is a link to a folder above", str(root / folder))
-    with os.scandir(root / folder) as entries:
-        for each in entries:
-            path = f"{folder}/{each.name}"
-            if each.name.startswith("."):
-                others.append(path)
-            elif each.is_dir():
-                _sort(root, path, images, others, (*above, place))
-            else:
-                is_image = os.path.splitext(each.name)[1].lower() in ENDINGS  # noqa: PTH122 - many files
-                (images if is_image else others).append(path)

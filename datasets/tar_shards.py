@@ -159,6 +159,9 @@ class TarShards(ReadsPictures):
         self._reader = ExampleReader(on_bad_example)
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
+    def _files_at(self, path: Path) -> Files:
+        return str(path / "*.tar" if path.is_dir() else path)
+
     def classes_instead(self, source: str) -> str | None:
         """Return how a picture becomes a mask, whose pixels are classes; None for other sources."""
         for field in self._fields:
@@ -167,9 +170,6 @@ class TarShards(ReadsPictures):
                 change = "" if name == field.name else "store the masks as PNG, as JPEG changes numbers, and "
                 return f"{change}write sources: {{{source}: {{field: {name}, as: mask}}}}"
         return None
-
-    def _files_at(self, path: Path) -> Files:
-        return str(path / "*.tar" if path.is_dir() else path)
 
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
         return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}

@@ -61,9 +61,6 @@ class SaveMasks(SavesExamples):
         StorageError: a file cannot be written.
     """
 
-    is_alone = True
-    """Whether no other process writes the same folder."""
-
     def __init__(
         self,
         mask_variable: str,
@@ -113,7 +110,7 @@ class SaveMasks(SavesExamples):
         for name, mask, size in zip(ids, masks, sizes, strict=True):
             if name in self._files:
                 raise examples.error(f"two examples have the id {name!r:.80}; ids name the files, so they must differ")
-            self._files[name] = file = self.file_of(name)
+            self._files[name] = file = self._file_of(name)
             try:
                 content = mask_png(mask, self._factor, size)
             except ValueError as error:
@@ -122,10 +119,8 @@ class SaveMasks(SavesExamples):
                 (self._path / file).parent.mkdir(parents=True, exist_ok=True)
                 (self._path / file).write_bytes(content)
 
-    @property
-    def _has_files(self) -> bool:
-        """Whether ids are names of files."""
-        return hasattr(self.main_loop.dataset, "stored_size")
+    is_alone = True
+    """Whether no other process writes the same folder."""
 
     def masks_of(self, examples: Examples) -> Sequence[Any]:
         """Return the mask of each example."""
@@ -135,7 +130,12 @@ class SaveMasks(SavesExamples):
         """Return the folder of a stream in that of all streams."""
         return stream
 
-    def file_of(self, name: str) -> str:
+    @property
+    def _has_files(self) -> bool:
+        """Whether ids are names of files."""
+        return hasattr(self.main_loop.dataset, "stored_size")
+
+    def _file_of(self, name: str) -> str:
         """Return the file for an id, in a subfolder if the id is the path of a picture."""
         file = file_stem(name)
         if self._has_files:

@@ -22,6 +22,7 @@ from emrun.diagnosis.first_look import Column, Pictures, Rows, is_category, is_o
 Task = Literal["classification", "regression", "forecast", "segmentation"]
 _SHARES = {"valid": 0.15, "test": 0.15}
 _MOST_SIDE = 224  # pixels
+_IGNORED = 255  # of masks: pixels without a class
 _PAST, _FUTURE = 48, 24  # rows
 _LATE = 1.5  # times the usual distance of two rows, from which on rows are missing
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -122,7 +123,21 @@ def _classification(seen: Pictures) -> FirstConfig:
 
 
 def _segmentation(seen: Pictures) -> FirstConfig:
-    raise UsageError(f"{seen.root}: pictures with masks have no base yet")
+    classes = [f"class{number}" for number in range(max(seen.values - {_IGNORED}, default=0) + 1)]
+    if len(classes) < 2:
+        raise UsageError(f"{seen.masks} has one class, 0, so that there is nothing to tell apart")
+    values: Vars = {
+        "image": (str(seen.parts["train"]), counted(seen.sizes.total(), "picture")),
+        "mask": (str(seen.masks), "of the same names"),
+        "classes": (classes, "the names of the pixels 0, 1, ...; write better ones"),
+        "split": (_SHARES, "shares to evaluate on, drawn"),
+        "size": (max(16, _side(seen) // 16 * 16), "pixels of each side that pictures are resized to"),
+        "epochs": (40, _PATIENCE),
+    }
+    said = f"{seen.root}: pictures with masks of {len(classes)} classes"
+    return FirstConfig(
+        "segmentation", f"Finds classes in the pixels of {seen.root.name}", values, [said, _sizes_of(seen)]
+    )
 
 
 def _shares(place: str, fewest: int, by: str) -> Setting:
@@ -140,14 +155,17 @@ def _shares(place: str, fewest: int, by: str) -> Setting:
 
 
 def _of_size(seen: Pictures) -> Vars:
-    sides = sorted(min(size) for size in seen.sizes.elements())
-    side = max(8, min(_MOST_SIDE, sides[len(sides) // 2]))
-    found: Vars = {"size": (side, "pixels of each side that pictures are resized to")}
+    found: Vars = {"size": (_side(seen), "pixels of each side that pictures are resized to")}
     if seen.is_grey:
         found["image_mode"] = ("L", "the pictures are grey")
         found["mean"] = ([0.5], "of grey, where white is 1")
         found["std"] = ([0.25], "of grey")
     return found
+
+
+def _side(seen: Pictures) -> int:
+    sides = sorted(min(size) for size in seen.sizes.elements())
+    return max(8, min(_MOST_SIDE, sides[len(sides) // 2]))
 
 
 def _sizes_of(seen: Pictures) -> str:

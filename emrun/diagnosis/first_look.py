@@ -42,6 +42,8 @@ class Pictures:
     parts: dict[str, Path]
     classes: Counts = field(default_factory=dict)
     masks: Path | None = None
+    values: set[int] = field(default_factory=set)
+    """The values of the pixels of masks, of those that were opened."""
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Height and width -> number of pictures, of those that were opened."""
     is_grey: bool = False
@@ -110,6 +112,8 @@ def _look_at_pictures(root: Path) -> Pictures:
     if images is not None and masks is not None:
         seen = Pictures(root, {"train": images}, masks=masks)
         seen.is_grey = _are_grey(seen, _pictures_in(images))
+        for file in _pictures_in(masks)[:_MOST_OPENED]:
+            seen.values |= _values_of(file)
         return seen
     parts = {part: folders[name] for part, names in _PARTS.items() for name in names if name in folders}
     parts = parts if "train" in parts else {"train": root}
@@ -161,6 +165,26 @@ def _are_grey(seen: Pictures, files: list[Path]) -> bool:
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {reason_of(error)}") from error
     return modes <= {"L", "1"}
+
+
+def _values_of(file: Path) -> set[int]:
+    """Return the values of the pixels of a mask.
+
+    Raises:
+        UsageError: the values are no classes.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            values = np.unique(np.asarray(image))
+            is_mask = image.mode in ("L", "P", "1")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {reason_of(error)}") from error
+    if not is_mask or (255 in values and len(values) == 2 and 0 in values):
+        what = "is a picture in colours" if not is_mask else "has the values 0 and 255"
+        raise UsageError(f"{file} {what}; write masks whose pixels are the numbers of classes, 0, 1, ...")
+    return set(values.astype(int).tolist())
 
 
 def _folders(root: Path) -> dict[str, Path]:

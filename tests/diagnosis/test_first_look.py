@@ -152,6 +152,37 @@ def test_from_data_to_predictions_on_new_files(name):
     assert "id" in rows[0]
 
 
+def test_from_pictures_with_masks_to_masks_of_new_pictures():
+    for folder in ("all/images", "all/masks", "new"):
+        Path(folder).mkdir(parents=True)
+    for number in range(12):
+        pixels = RNG.integers(0, 255, (32, 32, 3)).astype(np.uint8)
+        pixels[: number + 8] //= 4
+        Image.fromarray(pixels).save(f"all/images/{number}.png")
+        Image.fromarray((pixels.mean(2) > 64).astype(np.uint8)).save(f"all/masks/{number}.png")
+        Image.fromarray(pixels).save(f"new/{number}.png")
+    status, told = begin("--data", "all")
+    assert status == 0, told
+    config = load_config("made")
+    try_out(config)
+    training = create_training(config, output_dir="run", overrides=["vars.epochs=6", "vars.patience=6", "vars.width=4"])
+    assert training.main_loop.run_training().status == "finished"
+    shutil.rmtree("all")
+    assert predict("run", data="new", file="masks/").rows == 12
+    assert set(np.unique(np.asarray(Image.open("masks/3.png")))) <= {0, 1}
+    Path("all/images").mkdir(parents=True)
+    Path("all/masks").mkdir()
+    shutil.copy("new/0.png", "all/images/0.png")
+    for mask, message in (
+        (np.full((32, 32), 0), r"all/masks has one class, 0"),
+        (np.eye(32) * 255, r"all/masks/0\.png has the values 0 and 255; write masks"),
+        (np.zeros((32, 32, 3)), r"all/masks/0\.png is a picture in colours; write masks"),
+    ):
+        Image.fromarray(mask.astype(np.uint8)).save("all/masks/0.png")
+        with pytest.raises(UsageError, match=message):
+            told_of("all")
+
+
 def told_of(path, target=None, task=None):
     made = first_config(look(Path(path).resolve()), target, task)
     tables = [each for each in made.seen if not isinstance(each, str)]

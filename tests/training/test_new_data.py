@@ -499,8 +499,9 @@ def test_masks_are_files_named_as_the_pictures(count, loss, pictures, tmp_path, 
     assert found["0.jpg"] == "0.png"
     assert found["0.png"] == "0.png.png"
     assert found["sub/3.png"] == "sub/3.png"
-    files = [path.relative_to("masks").as_posix() for path in Path("masks").rglob("*") if path.is_file()]
-    assert sorted([*found.values(), "masks.csv"]) == sorted(files)
+    assert sorted([*found.values(), "masks.csv"]) == sorted(
+        str(path.relative_to("masks")) for path in Path("masks").rglob("*.*")
+    )
     logits = predict(run, data="new")["logits"]
     expected = logits[0].argmax(0) if count == 2 else (logits[0, 0] > 0) * 255
     assert (np.asarray(Image.open("masks/0.png")) == expected).all()
