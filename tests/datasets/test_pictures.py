@@ -324,6 +324,17 @@ def shard(path):
             archive.add(f"masks/{index}.png", f"{index}.seg.png")
 
 
+def test_the_size_of_a_picture_in_a_shard_is_known_unless_more_than_size_has_changed_it(root):
+    save(0, root / "images/0.png", root / "masks/0.png", classes(0, 7, 31))
+    shard("all.tar")
+    sources = {"mask": {"field": "seg.png", "as": "mask"}, "image": "png"}
+    sizes = [
+        TarShards("all.tar", sources, **arguments).stored_size("train_eval", 0)
+        for arguments in ({"size": 5}, {"size": 5, "crop": "centre"}, {}, {"size": 5, "transform": ["RandomErasing"]})
+    ]
+    assert sizes == [(7, 31), None, None, None]
+
+
 LOSSES = {
     "one": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "mask"]},
     "function": {"import": "torch.nn.functional.cross_entropy", "inputs": ["logits", "mask"]},
