@@ -126,7 +126,7 @@ class TorchDataset(ThreeStreams):
         if self._reader.skips and not any(map(_has_items, self._data.values())):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
         self._batch_size = batch_size
-        self._draws: dict[tuple[str, bool], bool] = {}  # whether items drew in an earlier pass of this kind
+        self._draws: dict[tuple[str, bool, str], bool] = {}  # whether items drew in an earlier pass of this kind
         self._collate = collate or default_collate
         self._sampler = sampler
         self._sources = None if sources is None else list(sources)
@@ -187,7 +187,7 @@ class TorchDataset(ThreeStreams):
 
     def _of_items(self, data: Any, order: Rows | None, ctx: StreamContext, *, shuffle: bool) -> Iterator[Any]:
         count = len(data) if order is None else len(order)
-        of_pass = ctx.stream_name, ctx.epoch > 0
+        of_pass = ctx.stream_name, ctx.epoch > 0, ctx.read_by
         drew = self._draws.get(of_pass)
         draws = None if any(True for _ in _with_epoch(data)) else drew  # None is not known before the first batch
         for places in ctx.batches(count, self._batch_size, shuffle=shuffle and order is None):

@@ -140,13 +140,11 @@ def _choice(measured: Bench) -> str:
     waits = f"{stream.waiting(best, step):.0%} of its time for stream {stream.name!r}"
     why = f"with a step of {step * 1000:.3g} ms, training waits {waits}"
     change = _change(measured, stream, step)
-    if best is first:
+    if not best.setting.ahead:
         return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help\n{change}"
     given = str(best.setting).replace(", ", " main_loop.").replace(": ", "=")
-    return (
-        f"choose `{best.setting}` (main_loop.{given}): {why}, without read-ahead "
-        f"{stream.waiting(first, step):.0%}; simpler settings are slower\n{change}"
-    )
+    slower = f", with {first.setting} {stream.waiting(first, step):.0%}; simpler settings are slower"
+    return f"choose `{best.setting}` (main_loop.{given}): {why}{'' if best is first else slower}\n{change}"
 
 
 def _change(measured: Bench, stream: StreamBench, step: float) -> str:

@@ -291,7 +291,8 @@ class _Reader:
         except StreamError as error:  # it may be read in workers alone
             failure = error
         after = random_state()
-        measured.draws.extend(name for name, state in before.items() if state != after[name])
+        if failure is None:
+            measured.draws.extend(name for name, state in before.items() if state != after[name])
         measured.shares_rows = any(context.skips for context in contexts)
         tried = [(setting, function) for setting in settings(self.most, self.start_method)]
         tried += [other for other in others if not any(_is_same(other[0], setting) for setting, _ in tried)]
