@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired, TypedDict
+
+import numpy as np
 
 from emrun.base.arguments import check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError
@@ -21,6 +24,7 @@ from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
 from emrun.datasets._transforms import TransformForm, transforms_of
 
 _LOG = logging.getLogger(__name__)
+_LOOKED_AT = 20  # masks, in which a run that begins looks for classes
 
 
 class FilesForm(TypedDict):
@@ -128,6 +132,7 @@ class Pictures(PictureFiles):
             "mask": Masks(size, crop, orient, ignore, len(classes or ()) or None),
         }
         check_flag("flip", flip)
+        self._ignore = ignore
         transforms = transforms_of(transform, augment, ignore=None if mask is None else ignore)
         example = Example(images, transforms, flips=flip)
         files = {"train": {"image": image, "mask": mask}, "valid": valid, "test": test}
@@ -143,6 +148,9 @@ class Pictures(PictureFiles):
         rows = _Pairs(paths, self._sized(paths), self._example, self._reader)
         if "mask" in found and not self._kept and not self._reader.skips:
             rows.check_sizes(f"{place}mask")
+            if rows.first_classes() == {0, self._ignore}:
+                what = f"the first masks have no class but 0, and {self._ignore}, which is ignored"
+                _LOG.warning("%smask: %s; if it is a class, write 1 into the masks instead", place, what)
         return {name: rows}
 
     def _files_at(self, path: Path) -> FilesForm:
@@ -184,6 +192,14 @@ class _Pairs(PictureRows):
         if name not in ("folder", ID):
             raise ArgumentError(argument, f"pictures have no column {name!r}; the columns are folder and id")
         return self.ids if name == ID else [os.path.dirname(each) or "." for each in self.ids]  # noqa: PTH120
+
+    def first_classes(self) -> set[int]:
+        """Return the numbers in the first masks, as far as these can be read."""
+        found: set[int] = set()
+        for row in range(min(_LOOKED_AT, len(self))):
+            with suppress(ValueError, OSError):
+                found.update(np.unique(self._example.pixels(self.pictures(row), None)["mask"]).tolist())
+        return found
 
     def check_sizes(self, argument: str) -> None:
         """Check the sizes of all masks, of which only the headers are read.
