@@ -93,6 +93,18 @@ class Mixed(ThreeStreams):
         first, *others = map(named_classes, self._datasets.values())
         return [] if any(each != first for each in others) else first
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a dataset has packs, whose parts must not see each other."""
+        return any(getattr(each, "is_packed", False) for each in self._datasets.values())
+
+    def check_vocabulary(self, size: int) -> None:
+        """Check that a table of embeddings has a row for each token of the datasets."""
+        for each in self._datasets.values():
+            check = getattr(each, "check_vocabulary", None)
+            if check is not None:
+                check(size)
+
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name
