@@ -40,13 +40,12 @@ class Records(Readable):
     Args:
         argument: the argument with the files.
         paths: the files.
-        name: the column with the names of the rows; None if they only have numbers.
 
     Raises:
-        ArgumentError: a file cannot be read, a line is cut, there are no rows, or there is no such column.
+        ArgumentError: a file cannot be read, a line is cut, or there are no rows.
     """
 
-    def __init__(self, argument: str, paths: Sequence[Path], name: str | None) -> None:
+    def __init__(self, argument: str, paths: Sequence[Path]) -> None:
         self.argument = argument
         self.place = first_of(list(map(str, paths)))
         self._files = [_opened(argument, path) for path in paths]
@@ -55,8 +54,14 @@ class Records(Readable):
         self.count = int(ends[-1])
         if not self.count:
             raise ArgumentError(argument, f"{self.place}: contains no examples")
-        if name is not None:
-            self.ids = [each or "" for each in self.texts("id", name)]
+
+    def name_by(self, column: str) -> None:
+        """Take the names of the rows from a column.
+
+        Raises:
+            ArgumentError: a file has no such column.
+        """
+        self.ids = [each or "" for each in self.texts("id", column)]
 
     def has(self, name: str) -> bool:
         """Return whether all files have a column."""

@@ -19,6 +19,7 @@ from emrun.base.errors import ArgumentError, needing, reason_of
 from emrun.base.sources import ID
 from emrun.base.types import Batch, Counts, Json, Named, Strings, Values
 from emrun.base.wording import counted, few
+from emrun.datasets._division import PARTS
 from emrun.datasets._paths import files_of
 from emrun.datasets._prepared import Prepared
 from emrun.datasets._records import Records
@@ -393,7 +394,10 @@ class Tokenized(Prepared):
         return {"tokenizer": self._tokenizer.sha256}
 
     def _read(self, name: str, files: Any) -> dict[str, TokenRows]:
-        return {name: TokenRows(name, files_of(name, files), self._id)}
+        rows = TokenRows(name, files_of(name, files))
+        if self._id is not None and (name in PARTS or rows.has(self._id)):  # new data may lack it
+            rows.name_by(self._id)
+        return {name: rows}
 
     def _complete(self, name: str, part: Any) -> Any:
         tokenizer = self._tokenizer

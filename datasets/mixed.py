@@ -99,6 +99,18 @@ class Mixed(ThreeStreams):
         found = [getattr(each, "classes_instead", lambda source: None)(source) for each in self._datasets.values()]
         return next(filter(None, found), None)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a dataset has packs, whose parts must not see each other."""
+        return any(getattr(each, "is_packed", False) for each in self._datasets.values())
+
+    def check_vocabulary(self, size: int) -> None:
+        """Check that a table of embeddings has a row for each token of the datasets."""
+        for each in self._datasets.values():
+            check = getattr(each, "check_vocabulary", None)
+            if check is not None:
+                check(size)
+
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name

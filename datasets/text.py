@@ -13,7 +13,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Json, Strings
 from emrun.base.wording import counted
 from emrun.datasets._categories import in_order
-from emrun.datasets._division import SplitForm, filled
+from emrun.datasets._division import PARTS, SplitForm, filled
 from emrun.datasets._paths import Files
 from emrun.datasets._tokens import AT_ONCE, LABEL, LONGEST, Encoded, Tokenized, TokenizerForm, TokenRows
 from emrun.stream_context import Array
@@ -169,7 +169,8 @@ class Text(Tokenized):
 
     def _complete(self, name: str, part: Any) -> Any:
         column = self._column
-        if column is not None and not (self._kept and name != "train" and not part.has(column)):
+        may_lack = bool(self._kept) and name != "train"
+        if column is not None and name in PARTS and (part.has(column) or not may_lack):
             part.classify(filled("label", column, part))
         super()._complete(name, part)
         if self._kept:

@@ -142,8 +142,8 @@ def test_a_section_without_a_class_lists_the_built_in_ones(section):
     recipe, problems = section("batch_size: 3", "dataset")
     assert recipe is None
     assert problems == [
-        "c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, DownloadableDataset, HuggingFace, ImageFolder, "
-        "Majority, Mixed, Parquet, Pictures, Table, TarShards, TokenWindows, TorchDataset"
+        "c.yaml:1:1: dataset: missing key 'class'; built-in: Chats, Digits, DownloadableDataset, HuggingFace, "
+        "ImageFolder, Majority, Mixed, Parquet, Pictures, Table, TarShards, Text, TokenWindows, TorchDataset"
     ]
 
 

@@ -19,7 +19,7 @@ from words import MARKED, PLAIN, WORDS, save_tokenizer
 
 from emrun import Factory, TorchModel, create_training
 from emrun.base.errors import ArgumentError
-from emrun.datasets import Chats
+from emrun.datasets import Chats, Mixed
 from emrun.losses import next_token, trained_tokens
 from emrun.models.step.packs import check_packs
 from emrun.ranks.group import Ranks
@@ -311,6 +311,13 @@ def test_packs_are_checked_before_the_first_update(project):
     assert not Path("cached", "checkpoints", "it-00000001").exists()
     with pytest.raises(ArgumentError, match="inputs: `pack` needs a module that gets the source 'position_ids'"):
         trained("blind", pack=40, inputs=["input_ids"], loop={"on_unused_sources": "ignore"})
+
+
+def test_mixed_chats_are_checked_as_those_of_one_dataset(chats):
+    mixed = Mixed({"a": chats(pack=40), "b": chats(pack=40)}, {"a": 1, "b": 1}, batches_per_epoch=3)
+    assert mixed.is_packed and not Mixed({"a": chats()}, {"a": 1}, batches_per_epoch=3).is_packed
+    with pytest.raises(ArgumentError, match="'w49' has the number 57"):
+        mixed.check_vocabulary(57)
 
 
 def test_a_vocabulary_larger_than_that_of_the_model_is_an_error_with_the_line(project):
