@@ -323,8 +323,9 @@ def _fills(step: Any) -> Iterator[Any]:
     if hasattr(step, "fill"):
         yield step.fill
     inner = getattr(step, "transforms", None)
-    for each in inner if isinstance(inner, list | tuple | torch.nn.ModuleList) else ():
-        yield from _fills(each)
+    if isinstance(inner, list | tuple | torch.nn.ModuleList):
+        for each in inner:
+            yield from _fills(each)
 
 
 def _checked(place: str, found: Any, values: Named) -> Named:
