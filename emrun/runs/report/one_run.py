@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from emrun.base.types import Json
-from emrun.base.wording import counted, few, in_one_line, span
-from emrun.epoch_data import brief_statistics, named, short
+from emrun.base.wording import counted, few, in_one_line, short, span
+from emrun.epoch_data import brief_statistics, named
 from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.report.curves import Curves
 from emrun.runs.report.facts import (
