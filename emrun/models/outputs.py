@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.preparations import named_classes
 from emrun.base.types import BALANCED, Factory, Strings, Values, parameters_of
 from emrun.base.wording import counted, did_you_mean, few, listed
-from emrun.dataset import classes_of, named_classes
+from emrun.dataset import classes_of
 from emrun.model import Target
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors
