@@ -22,7 +22,7 @@ from emrun.stream_context import Rows
 if TYPE_CHECKING:
     from emrun.datasets._division import Readable
 
-_MOST_TOLD = 5  # categories that no train row has
+_MOST_TOLD = 10  # categories that no train row has
 _LOG = logging.getLogger(__name__)
 Columns = Sequence[str | Sequence[str]]
 """Names of columns; a list among them stands for its entries, so that a config can join lists."""
@@ -140,10 +140,9 @@ class ColumnForms:
             if counts:
                 first = rows.where(next(row for row, each in enumerate(texts) if each in counts))
                 most = listed([f"{name!r} {count}" for name, count in counts.most_common(_MOST_TOLD)])
-                more = f" and {len(counts) - _MOST_TOLD} more" if len(counts) > _MOST_TOLD else ""
                 count = counted(counts.total(), "row")
-                message = "%s: column %r: %s with categories that no train row has (%s%s), which get the number %d"
-                _LOG.warning(message, first, column, count, most, more, len(self.names[source]))
+                message = "%s: column %r: %s with categories that no train row has (%s), which get the number %d"
+                _LOG.warning(message, first, column, count, most, len(self.names[source]))
 
     def numbers(
         self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None, first: int = 0

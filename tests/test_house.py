@@ -57,7 +57,7 @@ ONLY = {
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"group", "shares", "pieces", "stream_context", "names", "init_from", "compilation", "sharding"}
-LATE |= {"lazy", "networks", "shown", "sweep", "tables", "templates"}
+LATE |= {"first_look", "lazy", "networks", "shown", "sweep", "tables", "templates"}
 """Modules that import torch, its compiler, torchvision, NumPy, Optuna, entry points or Pillow only when needed."""
 
 

@@ -83,7 +83,7 @@ def first_config(seen: Pictures | Rows, target: str | None, task: Task | None) -
         if task == "segmentation":
             raise UsageError("rows have no masks; leave out --task")
         column = target_of(seen, target)
-        return _forecast(seen, column) if task == "forecast" else _tabular(seen, column, task, target is None)
+        return _forecast(seen, column) if task == "forecast" else _tabular(seen, column, task)
     if target is not None:
         raise UsageError(f"{seen.root} is a folder of pictures, which have no column {target!r}; leave out --target")
     if task not in (None, "segmentation" if seen.masks else "classification"):
@@ -191,7 +191,7 @@ def _network() -> Vars:
 # Rows
 
 
-def _tabular(seen: Rows, target: Column, task: Task | None, is_guessed: bool) -> FirstConfig:
+def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
     is_classes = task == "classification" or (task is None and is_of_classes(target, seen.count))
     if is_classes and len(target.counts) > max(2, seen.count // 2):
         what = f"column {target.name!r} has {len(target.counts)} different values in {counted(seen.count, 'row')}"
@@ -209,7 +209,7 @@ def _tabular(seen: Rows, target: Column, task: Task | None, is_guessed: bool) ->
     kind = f"{len(target.counts)} classes: {classes}" if is_classes else "numbers"
     values: Vars = {
         "train": (str(seen.path), counted(seen.count, "row")),
-        "target": (target.name, f"{kind}{'; chosen as nothing was said' if is_guessed else ''}"),
+        "target": (target.name, kind),
         "numbers": (names_of(numbers), "scaled to mean 0 and deviation 1"),
         "categories": (names_of(categories), "texts, and whole numbers that are names"),
         **_fill(numbers, categories),

@@ -119,9 +119,6 @@ def _look_at_pictures(root: Path) -> Pictures:
     parts = parts if "train" in parts else {"train": root}
     found = {part: _classes_in(folder) for part, folder in parts.items()}
     seen = Pictures(root, parts, {name: len(files) for name, files in found["train"].items()})
-    for part, by_class in found.items():
-        if other := sorted(by_class.keys() ^ seen.classes.keys()):
-            raise UsageError(f"{parts[part]} has other classes than {parts['train']}: {listed(other)}")
     seen.is_grey = _are_grey(seen, [file for files in found["train"].values() for file in files])
     return seen
 
@@ -135,8 +132,7 @@ def _classes_in(folder: Path) -> dict[str, list[Path]]:
     found = {name: _pictures_in(each) for name, each in _folders(folder).items()}
     if not any(found.values()):
         names = sorted(path.name for path in folder.iterdir())
-        rows = [name for name in names if Path(name).suffix.lower() in _ROWS]
-        way = f"for its rows, write --data {folder / rows[0]}" if rows else "put those of each class into a folder"
+        way = "put those of each class into a folder; for rows, name their file"
         raise UsageError(f"{folder} has no folders of pictures (it has {few(names) or 'nothing'}); {way}")
     few_of = min(found, key=lambda name: len(found[name]))
     if len(found) == 1:
