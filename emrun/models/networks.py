@@ -104,7 +104,7 @@ class SeriesNet(nn.Module):
         return outputs.reshape(-1, *self._shape)
 
 
-class ImageNet(nn.Module):
+class PictureNet(nn.Module):
     """Predicts the logits of classes of images, by a small network or by one of torchvision.
 
     Args:

@@ -5,7 +5,7 @@ import torch
 
 from emrun import TorchModel
 from emrun.base.errors import ArgumentError
-from emrun.models.networks import ImageNet, MaskNet, SeriesNet, TableNet
+from emrun.models.networks import MaskNet, PictureNet, SeriesNet, TableNet
 
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, 0), (0, 2), (3, 2)])
@@ -29,13 +29,13 @@ def test_a_series_is_told_in_all_its_columns():
 @pytest.mark.parametrize("size", [8, 33])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_small_network_takes_any_size_and_a_batch_of_one(size, channels):
-    assert ImageNet(5).train()(torch.zeros(1, channels, size, size)).shape == (1, 5)
+    assert PictureNet(5).train()(torch.zeros(1, channels, size, size)).shape == (1, 5)
 
 
 def test_the_small_network_has_no_weights_to_begin_with():
     with pytest.raises(ArgumentError, match="no weights of the model 'small'"):
-        ImageNet(5, pretrained=True)
-    assert ImageNet(5).weights_to_begin_with is None
+        PictureNet(5, pretrained=True)
+    assert PictureNet(5).weights_to_begin_with is None
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 9), (1, 3)])
@@ -58,7 +58,7 @@ def test_a_new_run_begins_with_the_weights_of_torchvision_and_an_evaluation_does
     known = models.get_model("squeezenet1_1", weights=None)
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
     torch.save(known.state_dict(), tmp_path / "hub" / "checkpoints" / "weights-1a2b.pth")
-    module = ImageNet(4, "squeezenet1_1", pretrained=True)
+    module = PictureNet(4, "squeezenet1_1", pretrained=True)
     model = TorchModel(module, ["image"], ["logits"])
     assert not torch.equal(module.net.features[0].weight, known.features[0].weight)
     model.load_initial()
@@ -69,4 +69,4 @@ def test_a_new_run_begins_with_the_weights_of_torchvision_and_an_evaluation_does
 def test_an_unknown_model_is_answered_with_the_nearest():
     pytest.importorskip("torchvision.models")
     with pytest.raises(ArgumentError, match="there is no model 'resnet81'; did you mean 'resnet18'"):
-        ImageNet(4, "resnet81")
+        PictureNet(4, "resnet81")
