@@ -360,6 +360,7 @@ class Tokenized(Prepared):
         super().__init__(files, size, split, preparation, balance)
 
     fresh_batches = True
+    _names: Strings = ()  # of the classes, in the order of their numbers
 
     @property
     def is_packed(self) -> bool:
@@ -391,7 +392,7 @@ class Tokenized(Prepared):
         return True
 
     def _learnt(self) -> Json:
-        return {"tokenizer": self._tokenizer.sha256}
+        return {"tokenizer": self._tokenizer.sha256, "classes": list(self._names)}
 
     def _read(self, name: str, files: Any) -> dict[str, TokenRows]:
         rows = TokenRows(name, files_of(name, files))
@@ -406,6 +407,9 @@ class Tokenized(Prepared):
             raise ArgumentError("tokenizer", f"{what}; use that one, or train anew")
         padding = tokenizer.padding
         length = min(self._given_length or LONGEST, tokenizer.length)
+        self._classify(name, part)
+        if self._kept:
+            part.number(self._names)
         encoded = self._encoded(part, length)
         part.hold(encoded, padding, self._pack)
         unseen = int(np.count_nonzero(part.trained == 0))
@@ -421,6 +425,9 @@ class Tokenized(Prepared):
             what = f"{part.where(longest)} has {part.lengths[longest]} tokens; set as many, or cut rows by `length`"
             raise ArgumentError("batch_tokens", what)
         return part
+
+    def _classify(self, name: str, part: TokenRows) -> None:
+        """Give rows their classes, if they have any."""
 
     def _encoded(self, part: TokenRows, length: int) -> Encoded:
         """Return the tokens of rows, at most `length` each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -113,7 +113,6 @@ class Text(Tokenized):
         self._text = text
         self._column = label
         self._window = window
-        self._names: Strings = []  # of the classes, in the order of their numbers
         super().__init__(
             {"train": train, "valid": valid, "test": test},
             tokenizer,
@@ -167,15 +166,11 @@ class Text(Tokenized):
             _LOG.info("%s: left out the last %s, which fill no window", part.argument, rest)
         return Encoded(encoded.tokens[: ends[-1]], ends, np.ones(ends[-1], bool), is_in_rows=False)
 
-    def _complete(self, name: str, part: Any) -> Any:
+    def _classify(self, name: str, part: TokenRows) -> None:
         column = self._column
         may_lack = bool(self._kept) and name != "train"
         if column is not None and name in PARTS and (part.has(column) or not may_lack):
             part.classify(filled("label", column, part))
-        super()._complete(name, part)
-        if self._kept:
-            part.number(self._names)
-        return part
 
     def _number(self) -> None:
         """Number the classes of all files of a new run."""
@@ -184,9 +179,6 @@ class Text(Tokenized):
             self._names = sorted(found, key=in_order)
             for part in self._rows.values():
                 part.number(self._names)
-
-    def _learnt(self) -> Json:
-        return {**super()._learnt(), "classes": self._names}
 
     def _use(self, learnt: Json) -> None:
         self._names = learnt["classes"]
