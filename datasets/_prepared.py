@@ -49,6 +49,16 @@ def evenly(labels: Rows, blocks: Sequence[int] | None, random: Generator) -> Row
     return order[np.argsort(places, kind="stable")]
 
 
+@contextmanager
+def _opening() -> Iterator[None]:
+    """Let the block read the files of a stream; what is wrong with them is an error of its first batch."""
+    try:
+        yield
+    except ArgumentError as error:
+        key = "" if error.argument == NEW else f"dataset.{error.argument}: "
+        raise StreamError(f"{key}{error.message}", first_batch=True) from error
+
+
 class Prepared(Splits):
     """Streams of files, which are opened when the dataset is built, or with a preparation at their first use.
 
@@ -111,7 +121,7 @@ class Prepared(Splits):
 
     def new_stream(self, path: Path, ctx: StreamContext) -> Iterator[Batch]:
         """Return the batches of data that the run has not seen; their targets may be missing."""
-        with self._opening():
+        with _opening():
             if self._new != path:
                 self._opened[NEW] = self._complete(NEW, self._read_new(path))
                 self._new = path
@@ -223,21 +233,12 @@ class Prepared(Splits):
         return self._opened[name]
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
-        with self._opening():
+        with _opening():
             part = self._of_pass(self._part(name), ctx)
         trains = name == "train" and ctx.epoch > 0
         if trains and self._labels is not None and not ctx.in_order:
             return self._drawn(part, evenly(self._labels, part.blocks, ctx.rng), ctx)
         return self._batches(part, ctx, shuffle=trains)
-
-    @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """Let the block read the files of a stream; what is wrong with them is an error of its first batch."""
-        try:
-            yield
-        except ArgumentError as error:
-            key = "" if error.argument == NEW else f"dataset.{error.argument}: "
-            raise StreamError(f"{key}{error.message}", first_batch=True) from error
 
     def _drawn(self, part: Part, order: Rows, ctx: StreamContext) -> Iterator[Batch]:
         for places in ctx.batches(len(order), self._batch_size):

@@ -96,7 +96,8 @@ class ImageFolder(PictureFiles):
             something else than an image.
     """
 
-    _label = _label_source = "label"
+    _label = "label"
+    _label_source = "label"
     train_only = ("train", "batch_size", "balance", "flip", "augment")
 
     def __init__(

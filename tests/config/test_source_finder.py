@@ -185,7 +185,21 @@ def test_streams_are_read_where_they_are_methods(modules, body, streams):
         assert Unimported().streams(Unimported().find("data.Data")) == streams
 
 
-@pytest.mark.parametrize("name", ["Digits", "Table", "TorchDataset"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Digits",
+        "Table",
+        "TorchDataset",
+        "Pictures",
+        "ImageFolder",
+        "TarShards",
+        "Parquet",
+        "Text",
+        "Chats",
+        "HuggingFace",
+    ],
+)
 def test_the_streams_of_built_in_datasets_are_read_in_their_base(name):
     path = dotted_path(name, "dataset")
     assert sorted(Unimported().streams(Unimported().find(path))) == ["test", "train", "valid"]
