@@ -2,6 +2,7 @@
 
 import os
 import random
+import tarfile
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from emrun.base.errors import ArgumentError, MissingExtra, StreamError, fitting_
 from emrun.config.import_finder import locate
 from emrun.datasets._transforms import DRAWING, OwnDraws, Transforms, array_of, transforms_of
 from emrun.datasets.image_folder import ImageFolder
+from emrun.datasets.pictures import Pictures
+from emrun.datasets.tar_shards import TarShards
 from emrun.ranks.group import Ranks
 from emrun.stream_context import StreamContext
 
@@ -86,6 +89,58 @@ def test_the_bytes_are_the_same_in_workers_on_ranks_and_after_a_resume(pictures,
     for rank in (0, 1):
         for batch in make().train_stream(StreamContext("train", seed=3, epoch=1, ranks=Ranks(rank, 2))):
             np.testing.assert_array_equal(batch["image"], whole[batch["position"]])
+
+
+def masked(kind, folder):
+    """Return a function that makes a dataset of twelve pictures with masks, in files or in shards."""
+    images = {"augment": [{"RandomRotation": {"degrees": 30}}, {"ColorJitter": {"brightness": 0.3}}], "batch_size": 5}
+    images["dtype"] = "uint8"
+    if kind == "Pictures":
+        return lambda: Pictures(f"{folder}/images/*.png", f"{folder}/masks/*.png", **images)
+    sources = {"image": "png", "mask": {"field": "seg.png", "as": "mask"}}
+    return lambda: TarShards(f"{folder}/*.tar", sources, **images)
+
+
+@pytest.fixture
+def masks(tmp_path):
+    """Return a folder with twelve pictures and masks of three classes, and shards of the same."""
+    random = np.random.default_rng(1)
+    with tarfile.open(tmp_path / "0.tar", "w") as shard:
+        for source in ("images", "masks"):
+            (tmp_path / source).mkdir()
+        for number in range(12):
+            for source, name, high, shape in (("images", "png", 255, (12, 16, 3)), ("masks", "seg.png", 3, (12, 16))):
+                file = tmp_path / source / f"{number:02}.png"
+                Image.fromarray(random.integers(0, high, shape, dtype=np.uint8)).save(file)
+                shard.add(file, f"{number:02}.{name}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["Pictures", "TarShards"])
+def test_pictures_and_masks_are_turned_together_for_every_reader(masks, monkeypatch, kind, check_training_stream):
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    make = masked(kind, masks)
+    steps = v2.Compose([v2.RandomRotation(30, fill={tv_tensors.Mask: 255, "others": 0}), v2.ColorJitter(0.3)])
+    for read_by, threads in READERS:
+        monkeypatch.setitem(os.environ, "EMRUN_THREADS", threads)
+        ctx = StreamContext("train", seed=3, epoch=2, read_by=read_by)
+        found = made(make(), ctx)
+        for row in range(12):
+            pixels, mask = (np.asarray(Image.open(masks / each / f"{row:02}.png")) for each in ("images", "masks"))
+            values = {
+                "image": tv_tensors.Image(pixels.transpose(2, 0, 1).copy()),
+                "mask": tv_tensors.Mask(mask.copy()),
+            }
+            torch.manual_seed(ctx.seed_for(row) % 2**63)
+            values = steps(values)
+            np.testing.assert_array_equal(found["image"][row], values["image"].numpy())
+            np.testing.assert_array_equal(found["mask"][row], values["mask"].numpy())
+    for rank in (0, 1):
+        for batch in make().train_stream(StreamContext("train", seed=3, epoch=2, ranks=Ranks(rank, 2))):
+            np.testing.assert_array_equal(batch["mask"], found["mask"][batch["position"]])
+    check_training_stream(make, stops=(2,))
 
 
 def test_evaluations_have_the_transforms_but_not_the_augmentation(pictures):
