@@ -21,6 +21,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Unimported
 
+ROOT = Path(__file__).parent.parent
 HOME = Path(__file__).parent / "wrong_configs"
 SEVERAL = ("five_mistakes", "hook_intervals", "mistakes_in_the_structure")
 """The configs with more than one mistake."""
@@ -63,7 +64,7 @@ def folder(place, monkeypatch):
 
 
 def expected(name, folder):
-    return (HOME / f"{name}.txt").read_text(encoding="utf-8").replace("FOLDER", str(folder))
+    return (HOME / f"{name}.txt").read_text(encoding="utf-8").replace("FOLDER", str(folder)).replace("ROOT", str(ROOT))
 
 
 def loaded(name, folder):

@@ -28,6 +28,7 @@ from emrun.datasets import (
     Majority,
     Mixed,
     Parquet,
+    Pictures,
     Table,
     TarShards,
     Text,
@@ -66,6 +67,15 @@ def mapped_table(folder):
 def csv_table(folder):
     (folder / "all.csv").write_text("a,b\n" + "".join(f"{each},{each / 2}\n" for each in range(COUNT)))
     return Table(folder / "all.csv", batch_size=3)
+
+
+def pictures(folder):
+    for source, high in (("images", 255), ("masks", 3)):
+        (folder / source).mkdir()
+        for number in range(COUNT):
+            pixels = np.full((24, 24), number * 7 % high, np.uint8)
+            Image.fromarray(pixels).save(folder / source / f"{number:02}.png")
+    return Pictures(f"{folder}/images/*.png", f"{folder}/masks/*.png", mode="L", flip=True, batch_size=3)
 
 
 def image_folder(folder):
@@ -169,6 +179,7 @@ KINDS = {
     "majority": lambda folder: Majority(n=60),
     "mixed": mixed,
     "parquet": parquet,
+    "pictures": pictures,
     "table": table,
     "table of csv": csv_table,
     "table mapped": mapped_table,
