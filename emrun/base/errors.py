@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from emrun.base.censor import hidden
 from emrun.base.wording import listed
@@ -189,7 +189,8 @@ def fitting_torchvision(what: str) -> Iterator[None]:
     except (RuntimeError, AttributeError) as error:
         if "torchvision" not in str(error):
             raise
-        reason = f"which was compiled for another build of torch than {version('torch')} ({error}); install the two "
+        build = sys.modules["torch"].__version__
+        reason = f"which was compiled for another build of torch than {build} ({error}); install the two "
         advice = "together, from the same place: pip install --force-reinstall torch torchvision"
         raise MissingExtra(what, "torchvision", "vision", reason + advice) from error
 
