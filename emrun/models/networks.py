@@ -112,10 +112,14 @@ class PictureNet(nn.Module):
         model: `small`, or the name of a classification model of torchvision, such as `resnet18`.
         pretrained: whether a new run begins with the weights of torchvision, but for the last layer; torch downloads
             them unless it has them.
+
+    Raises:
+        ArgumentError: there is one class, or no such model.
     """
 
     def __init__(self, classes: int, model: str = SMALL, pretrained: bool = False) -> None:
         super().__init__()
+        _check_classes(classes)
         self._model = model
         self.weights_to_begin_with = self._pretrained if pretrained else None
         if model == SMALL:
@@ -160,6 +164,7 @@ class MaskNet(nn.Module):
 
     def __init__(self, classes: int, width: int = 16) -> None:
         super().__init__()
+        _check_classes(classes)
         self.down = nn.ModuleList([_block(3, width), _block(width, 2 * width), _block(2 * width, 4 * width)])
         self.up = nn.ModuleList([_block(6 * width, 2 * width), _block(3 * width, width)])
         self.last = nn.Conv2d(width, classes, 1)
@@ -173,6 +178,11 @@ class MaskNet(nn.Module):
         fine = self.up[1](torch.cat([_resized(middle, fine), fine], dim=1))
         logits: Tensor = self.last(fine)
         return logits
+
+
+def _check_classes(classes: int) -> None:
+    if classes < 2:
+        raise ArgumentError("classes", f"the data have {classes} class, so that there is nothing to tell apart")
 
 
 def _block(before: int, width: int) -> nn.Sequential:

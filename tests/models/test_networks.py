@@ -70,3 +70,9 @@ def test_an_unknown_model_is_answered_with_the_nearest():
     pytest.importorskip("torchvision.models")
     with pytest.raises(ArgumentError, match="there is no model 'resnet81'; did you mean 'resnet18'"):
         PictureNet(4, "resnet81")
+
+
+@pytest.mark.parametrize("kind", [PictureNet, MaskNet])
+def test_one_class_is_nothing_to_tell_apart(kind):
+    with pytest.raises(ArgumentError, match="the data have 1 class, so that there is nothing to tell apart"):
+        kind(1)
