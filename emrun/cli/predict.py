@@ -39,7 +39,6 @@ _BY_LOSS = "loss"
 @click.option("--classes", is_flag=True, help="Add the number and the name of the predicted class.")
 @click.option(
     "--probabilities", metavar="[softmax|sigmoid]", is_flag=False, flag_value=_BY_LOSS,
-    type=click.Choice([_BY_LOSS, "softmax", "sigmoid"]),
     help="Write the classes with their probabilities instead of the outputs; by default, the loss tells the function.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
@@ -65,6 +64,10 @@ def predict(
     An argument with = or a leading ~ is an override. Nothing is written into DIRECTORY.
     """
     # what can be refused before torch is imported
+    if probabilities not in (None, _BY_LOSS, "softmax", "sigmoid"):
+        raise click.UsageError(
+            f"--probabilities: {probabilities!r} is neither softmax nor sigmoid; write overrides before --probabilities"
+        )
     overrides = [word for word in arguments if "=" in word or word.startswith("~")]
     streams = [word for word in arguments if word not in overrides]
     if data is None and not streams:
