@@ -202,6 +202,7 @@ def _look_at_rows(path: Path) -> Rows:
         table = _read(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason_of(error)}") from error
+    _check_encoding(path, table)
     names = [name.strip() for name in table.column_names]
     other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
     if other is not None:
@@ -229,6 +230,33 @@ def _read(path: Path) -> Any:
         csv.ParseOptions(newlines_in_values=True),
         csv.ConvertOptions(null_values=[""], strings_can_be_null=True),
     )
+
+
+def _check_encoding(path: Path, table: Any) -> None:
+    """Check that the texts of a CSV file are UTF-8; pyarrow returns columns with others as bytes.
+
+    Raises:
+        UsageError: one is not.
+    """
+    from pyarrow import types
+
+    if path.suffix.lower() != ".csv":
+        return
+    advice = "is not UTF-8; save the file as UTF-8"
+    for place in range(table.num_columns):
+        try:
+            name = table.field(place).name
+        except UnicodeDecodeError as error:
+            shown = error.object.decode(errors="backslashreplace")
+            raise UsageError(f"{path}, row 1: the name of column {place + 1}, '{shown}', {advice}") from error
+        if not types.is_binary(table.field(place).type):
+            continue
+        for row, cell in enumerate(table.column(place).to_pylist(), start=2):
+            try:
+                (cell or b"").decode()
+            except UnicodeDecodeError as error:
+                shown = cell.decode(errors="backslashreplace")
+                raise UsageError(f"{path}, row {row}: column {name!r}: '{shown:.80}' {advice}") from error
 
 
 def _column(name: str, cells: Any, first: int) -> Column:

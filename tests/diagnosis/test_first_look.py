@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -258,6 +259,22 @@ def test_files_that_are_no_tables_are_refused(text, message):
     assert status == 2 or "Error" in told
     with pytest.raises(UsageError, match=message):
         look(Path("t.csv"))
+    assert not Path("made").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x,city,label\n1,Rom,a\n2,Köln,b\n3,Rom,a\n", r"t\.csv, row 3: column 'city': 'K\\xf6ln' is not UTF-8; save"),
+        ("x,city,label\n1,Rom,groß\n2,Rom,b\n", r"t\.csv, row 2: column 'label': 'gro\\xdf' is not UTF-8; save"),
+        ("x,größe\n1,2\n", r"t\.csv, row 1: the name of column 2, 'gr\\xf6\\xdfe', is not UTF-8; save the file as"),
+    ],
+)
+def test_a_file_that_is_not_utf_8_is_refused_where_it_is_not(text, message):
+    Path("t.csv").write_text(text, encoding="latin-1")
+    status, told = begin("--data", "t.csv")
+    assert status == 2
+    assert re.search(message, told), told
     assert not Path("made").exists()
 
 
