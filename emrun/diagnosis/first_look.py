@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import UsageError, needing, reason_of
+from emrun.base.separators import wrong_separator
 from emrun.base.types import Counts, Strings
 from emrun.base.wording import counted, did_you_mean, few, listed
 
@@ -200,13 +201,12 @@ def _look_at_rows(path: Path) -> Rows:
         import pyarrow as pa
     try:
         table = _read(path)
+    except UsageError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason_of(error)}") from error
     _check_encoding(path, table)
     names = [name.strip() for name in table.column_names]
-    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
-    if other is not None:
-        raise UsageError(f"{path}: cells are separated by {other!r}; write commas")
     if twice := next((name for name in names if not name or names.count(name) > 1), None):
         raise UsageError(f"{path}: {twice!r} is the name of several columns; rename them")
     if not table.num_rows:
@@ -222,6 +222,8 @@ def _read(path: Path) -> Any:
         from pyarrow import parquet
 
         return parquet.read_table(path)
+    if what := wrong_separator(path):
+        raise UsageError(f"{path}: {what}")
     from pyarrow import csv
 
     return csv.read_csv(

@@ -248,8 +248,10 @@ def test_rows_from_which_nothing_can_be_learnt_are_refused(columns, target, mess
         ("", r"t\.csv cannot be read: Empty CSV file"),
         ("a,b\n", r"t\.csv has no rows"),
         ("a,b\n1,2\n3;4\n", r"t\.csv cannot be read: CSV parse error: Row #3: Expected 2 columns, got 1: 3;4"),
-        ("a;b\n1;2\n", r"t\.csv: cells are separated by ';'; write commas"),
-        ("a\tb\n1\t2\n", r"t\.csv: cells are separated by '\\t'; write commas"),
+        ("a;b\n1;2\n", r"^t\.csv: cells are separated by ';'; write commas"),
+        ("a;b\n1;x, y\n", r"^t\.csv: cells are separated by ';'; write commas$"),
+        ("a;b\n1;12,5\n", r"^t\.csv: cells are separated by ';'; write commas, and decimal .* as '12,5' in row 2$"),
+        ("a\tb\n1\t2\n", r"^t\.csv: cells are separated by '\\t'; write commas"),
         ("a,a\n1,2\n", r"t\.csv: 'a' is the name of several columns"),
     ],
 )
