@@ -209,9 +209,24 @@ def test_each_column_gets_a_use():
     assert made.vars["fill"][0] == {"age": {"by": "median"}}
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "by": "label"}
     assert "time: joined" in made.seen[-1]
-    assert "--task forecast" in made.seen[-1]
+    assert "--task forecast --target price predicts" in made.seen[-1]
     made, _ = told_of("t.csv", "price")
+    assert made.seen[-1] == "hint: joined has dates; --task forecast --target price predicts the next rows"
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "time": "joined"}
+
+
+def test_hints_about_dates_can_be_followed():
+    columns = people(60)
+    columns["joined"] = [columns["joined"][row // 6 * 6] for row in range(60)]  # each six times, of three cities
+    write("t.csv", columns)
+    with pytest.raises(UsageError, match="'joined' has a time twice"):
+        told_of("t.csv", "price", "forecast")
+    made, _ = told_of("t.csv", "price")
+    assert not isinstance(made.seen[-1], str), "the split is by time already"
+    assert made.vars["split"][0]["time"] == "joined"
+    made, _ = told_of("t.csv", "label")
+    hint = "hint: joined has dates; `split: {by: null, time: joined}` evaluates on the last rows"
+    assert made.seen[-1] == hint
 
 
 def test_numbers_among_which_are_texts_are_left_out_and_told():
