@@ -15,6 +15,7 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, check_one_of, expanded
 from emrun.base.errors import ArgumentError, needing, reason_of
+from emrun.base.separators import wrong_separator
 from emrun.base.sources import ID, NEW
 from emrun.base.types import Counts, Json, Named, Strings, Values
 from emrun.base.wording import listed
@@ -579,15 +580,14 @@ class _Csv(_Rows):
         with needing("Table", "pyarrow", "data"), _reading(argument, path):
             names = self._names()
         self.header = [name.strip() for name in names]
-        other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
-        if other is not None:
-            raise ArgumentError(argument, f"{path}: cells are separated by {other!r}; write commas")
         self._raw = dict(zip(self.header, names, strict=True))
 
     def _names(self) -> Strings:
         """Return the names of the columns, as the file has them."""
         from pyarrow import csv
 
+        if what := wrong_separator(self._path):
+            raise ArgumentError(self.argument, f"{self._path}: {what}")
         with csv.open_csv(self._path, *self._options()) as file:
             names: Strings = file.schema.names
         return names

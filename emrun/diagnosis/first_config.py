@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -220,11 +221,15 @@ def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
     values["split"] = (_SHARES, "shares to evaluate on, drawn")
     if is_classes:
         values["split"] = _shares(seen.path.name, min(target.counts.values()), target.name)
-    for name in [name for name, use in uses.items() if use == _DATE][:1]:
-        how = f"`split: {{by: null, time: {_flow(name)}}}` evaluates on the last rows"
-        said += [f"hint: {name} has dates; {how}, and --task forecast predicts the next ones"]
+    for column in [column for column in seen.columns if uses[column.name] == _DATE][:1]:
+        hints = [f"`split: {{by: null, time: {_flow(column.name)}}}` evaluates on the last rows"] if is_classes else []
+        able = [each for each in (target, *reversed(numbers)) if each.kind in ("whole", "number") and not each.gaps]
+        if able and _may_be_forecast(seen, able[0], column):
+            hints.append(f"--task forecast --target {shlex.quote(able[0].name)} predicts the next rows")
+        if hints:
+            said.append(f"hint: {column.name} has dates; {', and '.join(hints)}")
         if not is_classes:
-            values["split"] = {**_SHARES, "time": name}, "shares to evaluate on, the last in time"
+            values["split"] = {**_SHARES, "time": column.name}, "shares to evaluate on, the last in time"
     values["epochs"] = (50, _PATIENCE)
     base = "tabular" if is_classes else "tabular_regression"
     about = f"Predicts {target.name} in the rows of {seen.path.name}"
@@ -312,6 +317,13 @@ def _forecast(seen: Rows, target: Column) -> FirstConfig:
     if group is not None:
         uses[group.name] = "group"
     return FirstConfig("forecast", f"Forecasts {target.name} of {seen.path.name}", values, _said(seen, uses))
+
+
+def _may_be_forecast(seen: Rows, target: Column, order: Column) -> bool:
+    """Return whether `--task forecast` is no error, with the dates of a column as its times."""
+    with suppress(UsageError):
+        return bool(_forecast(seen, target).vars["split"][0]["time"] == order.name)
+    return False
 
 
 def _series(seen: Rows, order: Column) -> tuple[Column | None, int, bool]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import UsageError, needing, reason_of
+from emrun.base.separators import wrong_separator
 from emrun.base.types import Counts, Strings
 from emrun.base.wording import counted, did_you_mean, few, listed
 
@@ -200,12 +201,12 @@ def _look_at_rows(path: Path) -> Rows:
         import pyarrow as pa
     try:
         table = _read(path)
+    except UsageError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {reason_of(error)}") from error
+    _check_encoding(path, table)
     names = [name.strip() for name in table.column_names]
-    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
-    if other is not None:
-        raise UsageError(f"{path}: cells are separated by {other!r}; write commas")
     if twice := next((name for name in names if not name or names.count(name) > 1), None):
         raise UsageError(f"{path}: {twice!r} is the name of several columns; rename them")
     if not table.num_rows:
@@ -221,6 +222,8 @@ def _read(path: Path) -> Any:
         from pyarrow import parquet
 
         return parquet.read_table(path)
+    if what := wrong_separator(path):
+        raise UsageError(f"{path}: {what}")
     from pyarrow import csv
 
     return csv.read_csv(
@@ -229,6 +232,33 @@ def _read(path: Path) -> Any:
         csv.ParseOptions(newlines_in_values=True),
         csv.ConvertOptions(null_values=[""], strings_can_be_null=True),
     )
+
+
+def _check_encoding(path: Path, table: Any) -> None:
+    """Check that the texts of a CSV file are UTF-8; pyarrow returns columns with others as bytes.
+
+    Raises:
+        UsageError: one is not.
+    """
+    from pyarrow import types
+
+    if path.suffix.lower() != ".csv":
+        return
+    advice = "is not UTF-8; save the file as UTF-8"
+    for place in range(table.num_columns):
+        try:
+            name = table.field(place).name
+        except UnicodeDecodeError as error:
+            shown = error.object.decode(errors="backslashreplace")
+            raise UsageError(f"{path}, row 1: the name of column {place + 1}, '{shown}', {advice}") from error
+        if not types.is_binary(table.field(place).type):
+            continue
+        for row, cell in enumerate(table.column(place).to_pylist(), start=2):
+            try:
+                (cell or b"").decode()
+            except UnicodeDecodeError as error:
+                shown = cell.decode(errors="backslashreplace")
+                raise UsageError(f"{path}, row {row}: column {name!r}: '{shown:.80}' {advice}") from error
 
 
 def _column(name: str, cells: Any, first: int) -> Column:

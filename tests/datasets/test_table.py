@@ -416,3 +416,18 @@ def test_a_word_in_a_column_of_numbers_is_named_with_its_row(here):
         (here / f"{name}.csv").write_text(text)
     with pytest.raises(ArgumentError, match=r"valid: words.csv: column 'x': .*Row #3: .* invalid value 'foo'; list"):
         Table("whole.csv", "words.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        ("1;2", ""),
+        ("1;x, y", ""),
+        ("1;2\n-12,5;3", ", and decimal points in numbers such as '-12,5' in row 3"),
+    ],
+)
+def test_other_separators_are_told_before_the_rows_are_read(rows, more):
+    Path("t.csv").write_text(f"a;b\n{rows}\n")
+    with pytest.raises(ArgumentError) as caught:
+        Table("t.csv", batch_size=1, columns={"x": "a"})
+    assert str(caught.value) == f"train: t.csv: cells are separated by ';'; write commas{more}"

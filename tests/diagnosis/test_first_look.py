@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -208,9 +209,24 @@ def test_each_column_gets_a_use():
     assert made.vars["fill"][0] == {"age": {"by": "median"}}
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "by": "label"}
     assert "time: joined" in made.seen[-1]
-    assert "--task forecast" in made.seen[-1]
+    assert "--task forecast --target price predicts" in made.seen[-1]
     made, _ = told_of("t.csv", "price")
+    assert made.seen[-1] == "hint: joined has dates; --task forecast --target price predicts the next rows"
     assert made.vars["split"][0] == {"valid": 0.15, "test": 0.15, "time": "joined"}
+
+
+def test_hints_about_dates_can_be_followed():
+    columns = people(60)
+    columns["joined"] = [columns["joined"][row // 6 * 6] for row in range(60)]  # each six times, of three cities
+    write("t.csv", columns)
+    with pytest.raises(UsageError, match="'joined' has a time twice"):
+        told_of("t.csv", "price", "forecast")
+    made, _ = told_of("t.csv", "price")
+    assert not isinstance(made.seen[-1], str), "the split is by time already"
+    assert made.vars["split"][0]["time"] == "joined"
+    made, _ = told_of("t.csv", "label")
+    hint = "hint: joined has dates; `split: {by: null, time: joined}` evaluates on the last rows"
+    assert made.seen[-1] == hint
 
 
 def test_numbers_among_which_are_texts_are_left_out_and_told():
@@ -247,8 +263,10 @@ def test_rows_from_which_nothing_can_be_learnt_are_refused(columns, target, mess
         ("", r"t\.csv cannot be read: Empty CSV file"),
         ("a,b\n", r"t\.csv has no rows"),
         ("a,b\n1,2\n3;4\n", r"t\.csv cannot be read: CSV parse error: Row #3: Expected 2 columns, got 1: 3;4"),
-        ("a;b\n1;2\n", r"t\.csv: cells are separated by ';'; write commas"),
-        ("a\tb\n1\t2\n", r"t\.csv: cells are separated by '\\t'; write commas"),
+        ("a;b\n1;2\n", r"^t\.csv: cells are separated by ';'; write commas"),
+        ("a;b\n1;x, y\n", r"^t\.csv: cells are separated by ';'; write commas$"),
+        ("a;b\n1;12,5\n", r"^t\.csv: cells are separated by ';'; write commas, and decimal .* as '12,5' in row 2$"),
+        ("a\tb\n1\t2\n", r"^t\.csv: cells are separated by '\\t'; write commas"),
         ("a,a\n1,2\n", r"t\.csv: 'a' is the name of several columns"),
     ],
 )
@@ -258,6 +276,22 @@ def test_files_that_are_no_tables_are_refused(text, message):
     assert status == 2 or "Error" in told
     with pytest.raises(UsageError, match=message):
         look(Path("t.csv"))
+    assert not Path("made").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x,city,label\n1,Rom,a\n2,Köln,b\n3,Rom,a\n", r"t\.csv, row 3: column 'city': 'K\\xf6ln' is not UTF-8; save"),
+        ("x,city,label\n1,Rom,groß\n2,Rom,b\n", r"t\.csv, row 2: column 'label': 'gro\\xdf' is not UTF-8; save"),
+        ("x,größe\n1,2\n", r"t\.csv, row 1: the name of column 2, 'gr\\xf6\\xdfe', is not UTF-8; save the file as"),
+    ],
+)
+def test_a_file_that_is_not_utf_8_is_refused_where_it_is_not(text, message):
+    Path("t.csv").write_text(text, encoding="latin-1")
+    status, told = begin("--data", "t.csv")
+    assert status == 2
+    assert re.search(message, told), told
     assert not Path("made").exists()
 
 
