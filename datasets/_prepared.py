@@ -199,6 +199,9 @@ class Prepared(Splits):
         """Read the files of a stream; yield each stream that they have, train first."""
         source = name if name in self._files else "train"
         found = dict(self._read(source, self._files[source]))
+        for stream, rows in found.items():
+            if not len(rows):
+                raise ArgumentError(stream, f"{rows.place}: contains no examples")
         group = None if self._split is None or self._kept else self._split.form.get("group")
         if source == "train" and self._balance is not None:
             self._labels = numbered("balance", self._balance, found["train"])[1]
