@@ -134,6 +134,17 @@ def test_what_does_not_fit_the_columns_is_an_error_at_once(make, arguments, of_p
     assert str(caught.value).startswith(of_parquet if make.kind == "parquet" else of_csv)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"fill": {"rooms": {"by": "median"}}}, {"fill": {"rooms": 1}}, {"categories": ["rooms", "size"]}],
+)
+def test_a_misspelt_column_is_blamed_and_not_what_names_it_rightly(more, tmp_path):
+    file = tmp_path / "t.csv"
+    write(file, {"size": [1, 2], "rooms": [3, None]})
+    with pytest.raises(ArgumentError, match=r"^columns: .*t\.csv has no column 'romms'; did you mean 'rooms'\? "):
+        Table(file, columns={"numbers": ["size", "romms"]}, **more)
+
+
 def test_numbers_with_fractions_and_parts_of_a_source_are_no_categories(tmp_path):
     pq.write_table(pa.table({"x": [0.5]}), tmp_path / "t.parquet")
     with pytest.raises(ArgumentError, match=r"^categories: column 'x' is double: categories are texts or whole"):
