@@ -265,6 +265,8 @@ class PreparedColumns(Prepared):
     def _warn_of(self, rows: Any) -> None:
         for source in self._forms.names:
             self._forms.tell_unknown(source, self._column_of(source), rows)
+        for name in self._forms.fill:
+            self._forms.tell_filled(name, rows.gaps(name), len(rows), rows.place)
 
     @property
     def _learns(self) -> bool:

@@ -299,6 +299,12 @@ class _Rows(Readable):
         """Return the columns that `fill` may name."""
         return ()
 
+    def gaps(self, name: str) -> int:
+        """Return how many gaps of a column `fill` fills; 0 if there is no such column."""
+        from emrun.datasets._arrow import gaps_of
+
+        return gaps_of(self.forms, name, self.columns[name]) if name in self.columns else 0
+
     def load(self, own: Strings) -> None:
         """Read the columns of the layout; `own` are those that are a source of their own."""
         raise NotImplementedError
