@@ -105,6 +105,11 @@ def learn_fill(forms: ColumnForms, name: str, column: Any, where: str) -> None:
         forms.fill[name] = value_of(by, values, f"fill.{name}", f"{where}: column {name!r}")
 
 
+def gaps_of(forms: ColumnForms, name: str, column: Any) -> int:
+    """Return how many gaps of a column `fill` fills."""
+    return int((_with_gaps(column) if name in forms.fill_by else column).null_count)
+
+
 def _with_gaps(column: Any) -> Any:
     """Return a column with nulls in place of NaN."""
     column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

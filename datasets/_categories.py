@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from emrun.datasets._division import Readable
 
 _MOST_TOLD = 10  # categories that no train row has
+_STATISTICS = {"median": "the median", "most_frequent": "the most frequent value"}
 _LOG = logging.getLogger(__name__)
 Columns = Sequence[str | Sequence[str]]
 """Names of columns; a list among them stands for its entries, so that a config can join lists."""
@@ -143,6 +144,21 @@ class ColumnForms:
                 count = counted(counts.total(), "row")
                 message = "%s: column %r: %s with categories that no train row has (%s), which get the number %d"
                 _LOG.warning(message, first, column, count, most, len(self.names[source]))
+
+    def tell_filled(self, name: str, gaps: int, count: int, where: str) -> None:
+        """Log that most rows of a column of new data are filled by a statistic, or all of them by any value.
+
+        Args:
+            name: the column.
+            gaps: how many rows are filled.
+            count: the number of all rows.
+            where: the file.
+        """
+        by = self.fill_by.get(name)
+        if gaps and (gaps == count or (by is not None and 2 * gaps > count)):
+            value = f"{self.fill[name]!r}" + ("" if by is None else f", {_STATISTICS[by]} of the train rows")
+            message = "%s: column %r: %d of %s are filled with %s; write the values, if they are known"
+            _LOG.warning(message, where, name, gaps, counted(count, "row"), value)
 
     def numbers(
         self, source: str, names: Strings, indices: Rows, where: str, rows: Rows | None = None, first: int = 0

@@ -199,6 +199,9 @@ class Prepared(Splits):
         """Read the files of a stream; yield each stream that they have, train first."""
         source = name if name in self._files else "train"
         found = dict(self._read(source, self._files[source]))
+        for stream, rows in found.items():
+            if not len(rows):
+                raise ArgumentError(stream, f"{rows.place}: contains no examples")
         group = None if self._split is None or self._kept else self._split.form.get("group")
         if source == "train" and self._balance is not None:
             self._labels = numbered("balance", self._balance, found["train"])[1]
@@ -262,6 +265,8 @@ class PreparedColumns(Prepared):
     def _warn_of(self, rows: Any) -> None:
         for source in self._forms.names:
             self._forms.tell_unknown(source, self._column_of(source), rows)
+        for name in self._forms.fill:
+            self._forms.tell_filled(name, rows.gaps(name), len(rows), rows.place)
 
     @property
     def _learns(self) -> bool:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from emrun.base.arguments import check_keys
 from emrun.base.encoding import GENERATORS, digest
 from emrun.base.errors import ArgumentError, EmrunError, StreamError, needing
 from emrun.base.lazy import prepare_torchvision
@@ -301,13 +302,16 @@ def _step(place: str, entry: Any, ignore: int | None) -> Step:
     if name in _OF_BATCHES:
         raise ArgumentError(place, f"{name} mixes the examples of a batch, and transforms get one; use the hook Mixup")
     arguments = dict(given) if isinstance(given, Mapping) else {}
+    taken = inspect.signature(target).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        check_keys(f"{place}.{name}", arguments, list(taken))
     if isinstance(inner := arguments.get("transforms"), list | tuple):
         arguments["transforms"] = [
             _step(f"{place}.{name}.transforms[{index}]", each, ignore)[1] for index, each in enumerate(inner)
         ]
     if isinstance(arguments.get("dtype"), str):
         arguments["dtype"] = getattr(torch, arguments["dtype"], arguments["dtype"])
-    if ignore is not None and "fill" in inspect.signature(target).parameters:
+    if ignore is not None and "fill" in taken:
         arguments["fill"] = {tv_tensors.Mask: ignore, "others": arguments.get("fill", 0)}
     try:
         if isinstance(arguments.get("interpolation"), str):

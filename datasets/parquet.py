@@ -21,6 +21,7 @@ from emrun.datasets._arrow import (
     as_texts,
     column_of,
     formed,
+    gaps_of,
     has_nulls,
     learn_fill,
     sources_of,
@@ -264,6 +265,14 @@ class _RowGroups(Readable, Part):
                 check_one_of(argument, name, opened.schema_arrow.names, f"{str(path)!r} has no column {name!r}")
                 found += as_texts(opened.read([name], use_threads=False).column(name))
         return found
+
+    def gaps(self, name: str) -> int:
+        """Return how many gaps of a column `fill` fills; 0 if there is no such column."""
+        count = 0
+        for path in self._files if name in (self._columns or ()) else ():
+            with _opened(path) as opened:
+                count += gaps_of(self._forms, name, opened.read([name], use_threads=False).column(name))
+        return count
 
     def where(self, row: int) -> str:
         """Return the file, the row group and the number of a row in it."""

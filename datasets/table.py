@@ -267,6 +267,8 @@ class _Rows(Readable):
             self.ids = [each or "" for each in self.texts("id", name)]
         self.layout = columns or {each: each for each in self.header if each not in (*helpers, name)}
         """Source -> a column, or several."""
+        if not may_lack:
+            self.check_columns()
         own: list[str] = []  # what may be of categories: a source, or the columns of a source of several
         for named in self.layout.values():
             own += [named] if isinstance(named, str) else self._together(named)
@@ -291,9 +293,18 @@ class _Rows(Readable):
                 raise ArgumentError("columns", what)
         return named
 
+    def check_columns(self) -> None:
+        """Check that the file has the columns of the layout."""
+
     def to_fill(self) -> Strings:
         """Return the columns that `fill` may name."""
         return ()
+
+    def gaps(self, name: str) -> int:
+        """Return how many gaps of a column `fill` fills; 0 if there is no such column."""
+        from emrun.datasets._arrow import gaps_of
+
+        return gaps_of(self.forms, name, self.columns[name]) if name in self.columns else 0
 
     def load(self, own: Strings) -> None:
         """Read the columns of the layout; `own` are those that are a source of their own."""
@@ -630,6 +641,11 @@ class _Csv(_Rows):
         """Return the file and the number of a row; the header is row 1."""
         return f"{self.place}, Row #{self.numbers(row) + 2}"
 
+    def check_columns(self) -> None:
+        """Check that the file has the columns of the layout, each once."""
+        for name in self.to_fill():
+            self._check("columns", name)
+
     def to_fill(self) -> Strings:
         """Return the columns of the layout."""
         return list(dict.fromkeys(chain.from_iterable(map(_listed, self.layout.values()))))
@@ -640,8 +656,7 @@ class _Csv(_Rows):
 
         needed = self.to_fill()
         types = self.forms.types
-        for name in needed:
-            self._check("columns", name)
+        self.check_columns()
         types |= {name: pa.float64() for name in needed if name not in own}
         types |= dict.fromkeys(self.forms.categories, pa.string())
         kinds = {name: kind for name, kind in types.items() if kind != pa.int64()}  # a later file may have fractions

@@ -15,6 +15,7 @@ from emrun.base.errors import ArgumentError, ConfigError, StreamError
 from emrun.base.preparations import data_numbers
 from emrun.datasets import Parquet, Table
 from emrun.storage.class_names import CLASSES
+from emrun.stream_context import StreamContext
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
 
@@ -132,6 +133,43 @@ def test_what_does_not_fit_the_columns_is_an_error_at_once(make, arguments, of_p
     with pytest.raises(ArgumentError) as caught:
         make(**{"fill": {"age": math.nan, "city": "?"}, **arguments})
     assert str(caught.value).startswith(of_parquet if make.kind == "parquet" else of_csv)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"fill": {"rooms": {"by": "median"}}}, {"fill": {"rooms": 1}}, {"categories": ["rooms", "size"]}],
+)
+def test_a_misspelt_column_is_blamed_and_not_what_names_it_rightly(more, tmp_path):
+    file = tmp_path / "t.csv"
+    write(file, {"size": [1, 2], "rooms": [3, None]})
+    with pytest.raises(ArgumentError, match=r"^columns: .*t\.csv has no column 'romms'; did you mean 'rooms'\? "):
+        Table(file, columns={"numbers": ["size", "romms"]}, **more)
+
+
+def test_columns_of_new_data_that_are_mostly_filled_are_told_once_with_the_counts(make, caplog, tmp_path):
+    def columns(count, **gaps):
+        values = {"a": 3.0, "b": 1.0, "c": 5.0}
+        return {
+            name: [value if row >= gaps.get(name, 0) else None for row in range(count)]
+            for name, value in values.items()
+        }
+
+    fill = {"a": {"by": "median"}, "b": {"by": "median"}, "c": 0.5}
+    dataset = make(columns(12, a=10, c=9), columns(2, a=2), fill=fill, categories=None)
+    assert " are filled with " not in caplog.text  # those of train and valid are the user's own
+    for gaps, told in (
+        ({"a": 60, "b": 31, "c": 60}, ["a': 60 of 60 rows are filled with 3.0, ", "b': 31 of 60 ", "c': 60 of 60 "]),
+        ({"a": 30, "c": 59}, []),
+    ):
+        caplog.clear()
+        path = tmp_path / f"new{len(told)}.{make.kind}"
+        write(path, columns(60, **gaps))
+        for _ in range(2):
+            batches = list(dataset.new_stream(path, StreamContext("new", seed=1, epoch=0)))
+            assert set(np.concatenate([batch["a"] for batch in batches])) == {3.0}
+        found = sorted(each.getMessage() for each in caplog.records if " are filled with " in each.getMessage())
+        assert [text in each for text, each in zip(told, found, strict=True)] == [True] * len(told)
+        assert all(path.name in each.split(": column '")[0] for each in found)
 
 
 def test_numbers_with_fractions_and_parts_of_a_source_are_no_categories(tmp_path):

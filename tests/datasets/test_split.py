@@ -418,6 +418,20 @@ def test_bad_columns_are_errors_with_the_row(tmp_path):
         TorchDataset(Items(), split={"valid": 0.2}, sampler=[0, 1])
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("more", [{"split": {"valid": 0.2}}, {"split": {"valid": 0.2, "by": "y"}}, {"balance": "y"}])
+def test_a_file_without_rows_is_named_before_it_is_divided(more, ending, tmp_path):
+    file = tmp_path / f"none.{ending}"
+    if ending == "csv":
+        file.write_text("x,y\n")
+    else:
+        pq.write_table(pa.table({"x": pa.array([], pa.float64()), "y": pa.array([], pa.string())}), file)
+    arguments = {"fill": {"x": {"by": "median"}}, "categories": ["y"], "normalize": {"x": "standard"}}
+    for kind in [Table] if ending == "csv" else [Table, Parquet]:
+        with pytest.raises(ArgumentError, match=rf"^train: .*none\.{ending}: contains no examples$"):
+            kind(file, **arguments, **more)
+
+
 def test_a_class_of_images_is_in_each_part(tmp_path):
     with pytest.raises(ArgumentError, match=r"none of them would be in valid; write larger shares, or write by: label"):
         image_folder(tmp_path, split={"files": {"valid": ["c33/*1.png"]}})

@@ -276,7 +276,7 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
     ("text", "message"),
     [
         ("", "train: t.csv cannot be read: Empty CSV file"),
-        ("a,b\n", "train: contains no examples"),
+        ("a,b\n", "train: t.csv: contains no examples"),
         ("a,b\n1,2\n1,two\n", "train: t.csv: column 'b': .* Row #3: .* invalid value 'two'; list the column in"),
         ("a\ntrue\n", "train: t.csv: column 'a': .* invalid value 'true'; list the column in `categories`, or leave"),
         ("a\n2026-01-01\n", "train: t.csv: column 'a': .* invalid value '2026-01-01'"),
@@ -318,7 +318,7 @@ def test_joined_columns_are_float32_whatever_those_of_train_are(here, passes):
         ({"train": "x.npy"}, "train: x.npy is neither a .npz, .csv or .parquet file, nor {source: file.npy}"),
         ({"train": "x.txt"}, "train: x.txt is neither a .npz, .csv or .parquet file"),
         ({"train": {"x": "all.npz"}}, "train: source 'x': all.npz is not a .npy file"),
-        ({"train": {}}, "train: contains no examples"),
+        ({"train": {}}, "train: {}: contains no examples"),
         (
             {"train": {"x": "x.npy", "y": "short.npy"}},
             "train: its sources have different numbers of examples: x 20, y 4",

@@ -285,7 +285,10 @@ def test_in_a_worker_a_transform_may_draw_from_all_global_generators(pictures, f
             "augment[0]: torchvision.transforms.v2 has no transform 'ColourJitter'; did you mean 'Col",
         ),
         (["functional"], "augment[0]: torchvision.transforms.v2 has no transform 'functional'"),
-        ([{"ColorJitter": {"bright": 1}}], "augment[0].ColorJitter: ColorJitter.__init__() got an unexpected keyword"),
+        (
+            [{"ColorJitter": {"brightnes": 0.3}}],
+            "augment[0].ColorJitter.brightnes: unknown key 'brightnes'; did you mean 'brightness'?",
+        ),
         ([{"RandomRotation": {"degrees": -1}}], "augment[0].RandomRotation: If degrees is a single number"),
         (["MixUp"], "augment[0]: MixUp mixes the examples of a batch, and transforms get one; use the hook Mixup"),
         ([{"Resize": {"size": 8, "interpolation": "best"}}], "augment[0].Resize: 'best' is not a valid Interpolation"),

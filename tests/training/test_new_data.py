@@ -201,6 +201,15 @@ def test_categories_that_no_train_row_has_are_counted(caplog):
     )
 
 
+def test_a_column_without_any_value_is_told_by_a_run(caplog):
+    table("t.csv", 30, a=["3"] * 20)
+    run = run_of({**TABLE, "fill": {"a": {"by": "median"}}}, linear(2, 3))
+    table("new.csv", 6, a=[""] * 6)
+    predict(run, data="new.csv")
+    (told,) = [each.getMessage() for each in caplog.records if " are filled with " in each.getMessage()]
+    assert "new.csv: column 'a': 6 of 6 rows are filled with 3.0, the median of the train rows; " in told
+
+
 def test_what_is_wrong_with_rows_is_said_with_file_and_row():
     table("t.csv", 30)
     run = run_of({**TABLE, "batch_size": 2}, linear(2, 3))
