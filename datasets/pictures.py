@@ -17,7 +17,7 @@ from emrun.base.sources import ID
 from emrun.base.types import Json, Policy, Strings
 from emrun.base.wording import counted
 from emrun.datasets._division import SplitForm, Texts
-from emrun.datasets._images import IGNORE, CropForm, Dtype, Images, Interpolation, Masks, Mode
+from emrun.datasets._images import CropForm, Dtype, Images, Interpolation, Masks, Mode
 from emrun.datasets._paths import first_of, named_files
 from emrun.datasets._picture_batches import Example
 from emrun.datasets._picture_files import ENDINGS, PictureFiles, PictureRows
@@ -112,7 +112,7 @@ class Pictures(PictureFiles):
         crop: CropForm | None = None,
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
-        ignore: int = IGNORE,
+        ignore: int = 255,
         classes: Sequence[str] | None = None,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,

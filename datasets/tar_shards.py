@@ -23,7 +23,7 @@ from emrun.base.types import Batch, Json, Named, Policy, Strings
 from emrun.base.wording import counted, listed, meant_of
 from emrun.datasets._division import Readable, SplitForm, Texts
 from emrun.datasets._examples import ExampleReader, with_names
-from emrun.datasets._images import FORMATS, IGNORE, CropForm, Dtype, Images, Interpolation, Masks, Mode, check_pillow
+from emrun.datasets._images import FORMATS, CropForm, Dtype, Images, Interpolation, Masks, Mode, check_pillow
 from emrun.datasets._paths import Files, check_unchanged, files_of, first_of, identity
 from emrun.datasets._picture_batches import Encoded, Example, PictureBatch, ReadsPictures
 from emrun.datasets._splits import Part
@@ -136,7 +136,7 @@ class TarShards(ReadsPictures):
         crop: CropForm | None = None,
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
-        ignore: int = IGNORE,
+        ignore: int = 255,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,

@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 14_354,
-    "base": 15_634,
-    "cli": 34_340,
+    "base": 15_881,
+    "cli": 34_352,
     "config": 39_154,
-    "diagnosis": 43_821,
+    "diagnosis": 44_154,
     "launch": 16_285,
     "loop": 35_418,
-    "models": 66_350,
+    "models": 66_387,
     "ranks": 6_798,
     "record": 14_995,
     "runs": 27_401,
@@ -30,7 +30,7 @@ CEILINGS = {
     "streams": 11_866,
     "training": 11_833,
     "hooks": 55_833,
-    "datasets": 61_605,
+    "datasets": 62_020,
 }
 """Room -> the most nodes: those of the day on which the ceilings were set, and 5 %."""
 NAMES = {
@@ -42,7 +42,7 @@ NAMES = {
     "datasets": 14,
 }
 """Kind of public names -> the most of them."""
-FILES = {"emrun": 17, "emrun/config": 21}
+FILES = {"emrun": 17, "emrun/base": 21, "emrun/config": 21}
 """Folder -> the most files; in other folders 20, but in those of `MANY`."""
 MANY = ("emrun/cli", "emrun/models", "emrun/loop", "hooks", "datasets")
 

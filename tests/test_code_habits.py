@@ -11,7 +11,7 @@ import pytest
 from code_habits import ROOT, RULES
 
 LEFT = {
-    "datasets": {"R5": 4, "R6": 3},
+    "datasets": {"R5": 4, "R6": 3, "R9": 1},
     "emrun": {"R5": 2, "R10": 1},
     "emrun/base": {"R5": 2},
     "emrun/cli": {"R5": 3},
