@@ -124,11 +124,20 @@ def _refused(argument: str, path: Path, line: int, what: object) -> ArgumentErro
     return ArgumentError(argument, f"{str(path)!r}, line {line}: {what}; {_CUT}")
 
 
+@contextmanager
+def _texts_of_any_length() -> Iterator[None]:
+    """Let the block read cells of any length; the limit of Python's module is one for all of a process."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _csv(argument: str, path: Path) -> _File:
-    csv.field_size_limit(sys.maxsize)  # of a text
     rows: list[list[str]] = []
     lines: list[int] = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file, _texts_of_any_length():
         reader = csv.reader(file, strict=True)
         header: list[str] = []
         line = 1
