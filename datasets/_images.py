@@ -30,8 +30,6 @@ Dtype = Literal["float32", "uint8"]
 """The dtype of images: float32 in [0, 1], or uint8 from 0 to 255."""
 CropForm = Literal["random", "centre"] | Mapping[str, Any]
 """The argument `crop` in a config, see `Crop.read`."""
-IGNORE = 255
-"""The number of the pixels of a mask that have no class, by default."""
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
 """Extension -> Pillow's name of the format."""
 

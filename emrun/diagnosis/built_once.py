@@ -34,7 +34,7 @@ class BuiltOnce(Recipe):
         """Build or read the module; the random numbers that follow are the same."""
         if self.after:
             set_random_state(self.after)
-            return torch.load(self.file, weights_only=False)
+            return torch.load(self.file, weights_only=False)  # that this process has written, in a folder of its own
         made = super().build(supplied)
         if isinstance(made, torch.nn.Module):
             with suppress(Exception):  # of torch, or of the user's classes
