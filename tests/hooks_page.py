@@ -1,8 +1,8 @@
-"""Writes docs/hooks.md, the reference of the built-in hooks, from their docstrings.
+"""Writes docs/reference/hooks.md, the reference of the built-in hooks, from their docstrings.
 
     python tests/hooks_page.py [--write]
 
-Prints the page; `--write` puts it into docs/hooks.md. `tests/test_hooks_page.py` compares the two.
+Prints the page; `--write` puts it into docs/reference/hooks.md. `tests/test_hooks_page.py` compares the two.
 """
 
 import inspect
@@ -16,19 +16,19 @@ from emrun.config.catalogue import argument_texts, listing
 from emrun.config.import_finder import Imported, locate
 from emrun.config.names import SUPPLIED, built_ins
 
-PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "hooks.md"
 HEAD = """# Hooks
 
 <!-- written by tests/hooks_page.py from the docstrings of the hooks; do not edit -->
 
 A hook is an object whose methods are called at the events of the run. The section `hooks` of a config lists hooks, and
 they are called in this order. This page lists the built-in hooks with all their arguments. [Using and writing
-hooks](using_hooks.md) has the events, examples, and how to write a hook.
+hooks](../guide/hooks.md) has the events, examples, and how to write a hook.
 """
 _GROUP = re.compile(r"^# (.*)\n((?:from .*\n)+)", re.MULTILINE)
 GROUPS = {
     group: re.findall(r" as (\w+)$", block, re.MULTILINE)
-    for group, block in _GROUP.findall((PAGE.parents[1] / "hooks" / "__init__.pyi").read_text())
+    for group, block in _GROUP.findall((PAGE.parents[2] / "hooks" / "__init__.pyi").read_text())
 }
 _RAISES = re.compile(r"\n*^Raises:\n(?:[ ]+.*(?:\n|\Z)|\n)*", re.MULTILINE)
 _ENTRY = re.compile(r"^    (?P<name>\w+)(?P<note> \((?:default [^\n]*?|required)\))?(?=:|$)(?P<text>.*)")

@@ -1,4 +1,4 @@
-"""Draws the packages of emrun and their imports, as docs/architecture.md shows them.
+"""Draws the packages of emrun and their imports, as docs/about/architecture.md shows them.
 
     python tests/house_picture.py [--write]
 
@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from test_house import MAY_IMPORT, ROOT, ROOT_PACKAGE, house, imports_within
 
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "about" / "architecture.md"
 BEGIN, END = "<!-- drawn by tests/house_picture.py -->\n", "<!-- end of the drawing -->\n"
 FOUND_BY_NAME = ("models", "hooks", "datasets")
 

@@ -1,4 +1,4 @@
-"""docs/ancestors.md: every name of an ancestor leads somewhere, and what the page says to write is valid."""
+"""docs/about/ancestors.md: every name of an ancestor leads somewhere, and what the page says to write is valid."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from emrun.config.names import dotted_path, instead
 from emrun.config.plan import check_statically
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "ancestors.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "about" / "ancestors.md").read_text(encoding="utf-8")
 ROWS = [(*row, index) for index, row in enumerate(re.findall(r"^\| (`.*?) \| (.*) \|$", TEXT, re.MULTILINE))]
 OF_HOOKS = [(name, written) for old, written, _ in ROWS for name in re.findall(r"`([A-Z]\w+)`", old)]
 ENTRIES = [each for _, written, _ in ROWS for each in re.findall(r"`([A-Z]\w+(?:: \{.*?\})?)`", written)]

@@ -1,4 +1,4 @@
-"""docs/architecture.md: every module, class and function in it exists; tests/test_house.py compares its picture."""
+"""docs/about/architecture.md: everything that it names exists; tests/test_house.py compares its picture."""
 
 import ast
 import pkgutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "about" / "architecture.md").read_text(encoding="utf-8")
 JOURNEYS = re.findall(r"^### (.+?)\n\n```text\n(.+?)```", PAGE, re.MULTILINE | re.DOTALL)
 
 

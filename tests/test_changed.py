@@ -36,4 +36,4 @@ def test_a_changed_file_has_its_tests(path, tests):
 
 
 def test_a_page_has_the_tests_of_the_pages():
-    assert "tests/test_readme.py" in what_may_break("docs/config.md") & what_may_break("benchmarks/README.md")
+    assert "tests/test_readme.py" in what_may_break("docs/guide/config.md") & what_may_break("benchmarks/README.md")

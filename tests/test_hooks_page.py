@@ -1,4 +1,4 @@
-"""docs/hooks.md is what tests/hooks_page.py writes, and lists every built-in hook."""
+"""docs/reference/hooks.md is what tests/hooks_page.py writes, and lists every built-in hook."""
 
 from hooks_page import GROUPS, PAGE, page
 

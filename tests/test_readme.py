@@ -4,11 +4,11 @@ A transcript (a block of kind `console`) must have the output that the command h
 `...` stands for any lines. `REFRESH_TRANSCRIPTS=1 pytest -n 0 tests/test_readme.py -m ''` writes the output into the
 pages instead.
 
-docs/commands.md has the transcripts of the commands on runs. All blocks of the page run one after another in a copy of
-the README's project, so that a later block finds the runs of an earlier one. To add a command: write a section with a
-block `console` that has only its lines `$ emrun ...`, and let the command above write the output into it; give runs
-fixed names (`--output-dir`), add a block `sh` for what need not be shown, and mark a block that takes more than a few
-seconds `console slow`: `make campaign` runs it, in a copy of the project of its own.
+docs/guide/commands.md has the transcripts of the commands on runs. All blocks of the page run one after another in a
+copy of the README's project, so that a later block finds the runs of an earlier one. To add a command: write a section
+with a block `console` that has only its lines `$ emrun ...`, and let the command above write the output into it; give
+runs fixed names (`--output-dir`), add a block `sh` for what need not be shown, and mark a block that takes more than a
+few seconds `console slow`: `make campaign` runs it, in a copy of the project of its own.
 """
 
 import json
@@ -36,7 +36,7 @@ from emrun.loop.main_loop import MainLoop
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_configs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(
     r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -50,9 +50,8 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def page(name):
-    """Return the text of a page of docs/, or of a file beside the README."""
-    folder = ROOT / "docs" if name in PAGES else ROOT
-    return (folder / name).read_text(encoding="utf-8")
+    """Return the text of a page, by its path in the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def blocks(text, *kinds):
@@ -140,7 +139,7 @@ def check_transcript(name, block, run):
             continue
         if not os.environ.get("REFRESH_TRANSCRIPTS"):
             assert shown == output
-        path = (ROOT / "docs" if name in PAGES else ROOT) / name
+        path = ROOT / name
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(f"$ {command}\n{shown}", f"$ {command}\n{output}"), encoding="utf-8")
 
@@ -245,7 +244,7 @@ def anchors(text):
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES])
 def test_every_link_leads_somewhere(name):
-    own = ROOT / "docs" / name if name in PAGES else ROOT / name
+    own = ROOT / name
     for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page(name))):
         if target.startswith("https://"):
             continue
@@ -256,7 +255,7 @@ def test_every_link_leads_somewhere(name):
 
 
 def test_the_readme_leads_to_every_page():
-    assert {f"docs/{name}" for name in PAGES} <= set(re.findall(r"\]\((docs/[\w.]+)", README))
+    assert set(PAGES) <= set(re.findall(r"\]\((docs/[\w./]+)", README))
 
 
 def test_the_readme_is_short():
@@ -282,7 +281,7 @@ def test_the_readme_lists_every_command():
     assert sorted(listed) == sorted(commands.commands)
 
 
-@pytest.mark.parametrize(("name", "heading"), [("README.md", "The config"), ("config.md", "Sections")])
+@pytest.mark.parametrize(("name", "heading"), [("README.md", "The config"), ("docs/guide/config.md", "Sections")])
 def test_the_sections_of_a_config_are_listed(name, heading):
     assert sorted(rows(page(name), heading)) == sorted(["extends", *SECTIONS])
 
@@ -290,8 +289,8 @@ def test_the_sections_of_a_config_are_listed(name, heading):
 def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
     parameters = Unimported().parameters(MainLoop).named
     keys = [name for name in parameters if name not in SUPPLIED_TO_LOOP]
-    assert sorted(rows(page("config.md"), "The main loop")) == sorted(keys)
-    defaults = dict(re.findall(r"^\| `(\w+)` \|.*\| `([^`]*)` \|$", page("config.md"), re.MULTILINE))
+    assert sorted(rows(page("docs/guide/config.md"), "The main loop")) == sorted(keys)
+    defaults = dict(re.findall(r"^\| `(\w+)` \|.*\| `([^`]*)` \|$", page("docs/guide/config.md"), re.MULTILINE))
     for key in keys:
         default = parameters[key].default
         if default is not None:
@@ -303,16 +302,16 @@ def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
 
 def test_the_keys_of_the_model_are_listed():
     parameters = Unimported().parameters(Unimported().find("emrun.models.torch_model.TorchModel")).named
-    assert rows(page("models.md"), "Models") == [name for name in parameters if name != "self"]
+    assert rows(page("docs/guide/models.md"), "Models") == [name for name in parameters if name != "self"]
 
 
 def test_every_built_in_dataset_is_listed():
     names = {path.stem.replace("_", "") for path in (ROOT / "datasets").glob("[!_]*.py")} - {"downloadabledataset"}
-    assert {row.lower() for row in rows(page("data.md"), "Built-in datasets")} == names
+    assert {row.lower() for row in rows(page("docs/guide/data.md"), "Built-in datasets")} == names
 
 
 def test_every_event_is_listed():
-    block = next(each for each in blocks(page("using_hooks.md"), "text") if "before_training()" in each["text"])
+    block = next(each for each in blocks(page("docs/guide/hooks.md"), "text") if "before_training()" in each["text"])
     shown = dict(re.findall(r"(\w+)\(([\w, ]*)\)", block["text"]))
     assert {name: tuple(filter(None, shown[name].split(", "))) for name in EVENTS} == EVENTS
 

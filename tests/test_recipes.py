@@ -1,4 +1,4 @@
-"""The recipes in sample_configs/recipes do what docs/recipes.md says; tests/test_sample_configs.py trains them."""
+"""The recipes of sample_configs do what docs/guide/recipes.md says; tests/test_sample_configs.py trains them."""
 
 import json
 import math

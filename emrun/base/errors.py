@@ -21,8 +21,8 @@ OF_BASE = "emrun:"
 class EmrunError(Exception):
     """Base class of emrun's errors.
 
-    `exit_status` is the exit status of the command, `code` what programs know the error by (docs/errors.md), and
-    `retry` whether the same command may succeed later.
+    `exit_status` is the exit status of the command, `code` what programs know the error by (docs/reference/errors.md),
+    and `retry` whether the same command may succeed later.
     """
 
     exit_status = 1
@@ -56,7 +56,7 @@ class Problem:
         position: the place; None if it is not known.
         key: the key.
         message: what is wrong, and what to do.
-        code: what programs know the mistake by; docs/errors.md lists all codes.
+        code: what programs know the mistake by; docs/reference/errors.md lists all codes.
         fix: what to change at this place: `set VALUE`, `delete`, or `move` a hook to the end; or
             `override KEY=VALUE`, or `command WORDS`; empty if only the message tells, or only the user knows.
     """

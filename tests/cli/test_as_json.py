@@ -33,7 +33,7 @@ def test_every_command_has_the_option_and_gets_it_where_it_prints_a_result():
 
 
 def test_the_page_of_the_commands_has_a_row_for_each():
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "guide" / "commands.md").read_text()
     for each in commands.commands.values():
         if each.name not in WITHOUT:
             assert any(f"`{each.name}`" in row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `"))

@@ -26,7 +26,7 @@ def test_every_code_is_in_the_docs_and_every_code_of_the_docs_is_used():
     sources = [path.read_text() for path in (ROOT / "emrun").rglob("*.py")]
     own = re.compile(r'"(config\.[a-z-]+)"|\bcode(?:: str)? = "([a-z.-]+)"|"(code\.[a-z-]+)"')
     used = {next(filter(None, found)) for text in sources for found in own.findall(text)} - {"config.yaml"}
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     assert used == set(re.findall(r"^\| `([a-z.-]+)` \|", text, re.MULTILINE))
 
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_pruned_is_an_error(runs, emrun, options, message):
     assert runs() == ["a", "b", "c"]
 
 
-def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # but not resumed: see docs/commands.md
+def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # but not resumed
     (tmp_path / "c.yaml").write_text(CONFIG)
     assert emrun("train", "c.yaml", "-q", "--output-dir", "log/a").returncode == 0
     done = emrun("prune", "log/a", "--optimizer-states", "--yes")
