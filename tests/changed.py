@@ -46,6 +46,8 @@ def what_may_break(path):
             return {"tests/test_sample_configs.py", "tests/test_readme.py", "tests/test_recipes.py"}
         case ["docs", *_] | ["benchmarks", "README.md"] | [("README.md" | "CHANGELOG.md" | "CONTRIBUTING.md")]:
             return {str(each.relative_to(ROOT)) for each in (ROOT / "tests").glob("test_*.py")}
+        case ["mkdocs.yml"]:
+            return {"tests/test_site.py"}
         case ["benchmarks", *_] | [("LICENSE" | ".gitignore")]:
             return set()
     return {EVERYTHING}
