@@ -81,7 +81,7 @@ def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
         assert emrun(*command, cwd=project).returncode == 0
         assert len((project / "new.csv").read_text().splitlines()) == 3
         return
-    (project / "adapters.py").write_text(ADAPTERS)  # what docs/guide/models.md says of peft
+    (project / "adapters.py").write_text(ADAPTERS)  # what docs/guide/weights.md says of peft
     done = warm.run([str(project / "adapters.py")], project, 100)
     assert done.returncode == 0, done.stderr
 

@@ -138,7 +138,7 @@ def schedules():
     known = {name: locate(f"{home}.{name}") for name, _ in listing("schedules") if hasattr(locate_module(home), name)}
     rows = [(f"[`{name}`]({name.lower()}.md)", summary(target)) for name, target in known.items()]
     intro = (
-        "The schedules of emrun follow the length of the run ([schedules](../../guide/models.md#schedules)). "
+        "The schedules of emrun follow the length of the run ([schedules](../../guide/optimizers.md#schedules)). "
         "`model.scheduler.class` names one of them, or any class of `torch.optim.lr_scheduler`."
     )
     made = {"reference/schedules/index.md": "\n\n".join(["# Schedules", intro, table("Schedule", rows)])}
@@ -199,7 +199,8 @@ def config():
         target = locate(path)
         supplied = ("self", *SUPPLIED_TO_LOOP)
         body = arguments(target, supplied, examples=EXAMPLES[name])
-        made[f"reference/config/{name}.md"] = f"# {name}\n\n{prose(sections_of(target)[0])}\n\n{body}"
+        parts = [f"# {name}", f"```yaml\n{EXAMPLES['config'][name]}\n```"] if name == "main_loop" else [f"# {name}"]
+        made[f"reference/config/{name}.md"] = "\n\n".join([*parts, prose(sections_of(target)[0]), body])
     return made
 
 
@@ -220,8 +221,12 @@ def command_page(name):
     context = click.Context(command, info_name=f"emrun {name}")
     usage = " ".join([f"emrun {name}", *command.collect_usage_pieces(context)])
     texts = [" ".join(block.split()) for block in inspect.cleandoc(command.help or "").split("\n\n")]
-    records = [record for option in command.get_params(context) if (record := option.get_help_record(context))]
-    rows = [(f"`{names.replace('|', chr(92) + '|')}`", text.replace("|", r"\|")) for names, text in records]
+    records = [option.get_help_record(context) for option in command.get_params(context)]
+    rows = [
+        (f"`{names}`".replace("|", r"\|"), quoted(text).replace("|", r"\|"))
+        for names, text in filter(None, records)
+        if text
+    ]
     paragraphs = [quoted(text.removeprefix("\b").strip()) for text in texts]
     return "\n\n".join([f"# emrun {name}", f"```text\n{usage}\n```", *paragraphs, "## Options", table("Option", rows)])
 

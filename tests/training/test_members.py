@@ -1,4 +1,4 @@
-"""Models of several runs: the behaviours that docs/guide/models.md lists, each by runs that were trained."""
+"""Models of several runs: the behaviours that docs/guide/weights.md lists, each by runs that were trained."""
 
 import json
 
