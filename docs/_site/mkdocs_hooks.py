@@ -14,7 +14,9 @@ import site_pages
 from mkdocs.structure.files import File
 
 _INFO = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # `console slow` is for the tests of the pages
+_COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.MULTILINE | re.DOTALL)  # is drawn by GitHub only
+_BOOST = {"start": 2, "guide": 2, "about": 0.5}  # whose results come first
 _texts = {}
 
 
@@ -57,8 +59,10 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Keep the Markdown of a page for programs, and return what is shown."""
-    text = _INFO.sub(r"\1", _MERMAID.sub("", site_pages.within_site(page.file.src_uri, markdown)))
+    without = _COMMENT.sub("", _MERMAID.sub("", markdown))
+    text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, without))
     _texts[page.file.src_uri] = text
+    page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
     return text
 
 

@@ -93,7 +93,7 @@ def within_site(own, text, name=""):
         return f"{found[1]}({relative(page, own)}{end})" if page else found[1][1:-1]
 
     parts = _FENCE.split(text)
-    parts[::2] = [re.sub(r"(?<!!)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)", link, part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)", link, part) for part in parts[::2]]
     return "".join(parts)
 
 
@@ -103,8 +103,9 @@ def relative(page, own):
 
 
 def table(heading, rows):
-    """Return a table of two columns."""
-    return "\n".join([f"| {heading} | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])
+    """Return a table of names and what they are."""
+    lines = [f"| {heading} | what it is |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
+    return "\n".join(lines)
 
 
 def classes(folder, kind, title, how, groups=None):
