@@ -102,6 +102,7 @@ class TarShards(ReadsPictures):
         interpolation: the filter with which images are resized.
         orient: whether to turn images upright, as the orientation in their EXIF data says.
         ignore: the number of the pixels of masks that have no class.
+        values: the values of the classes 0, 1, ... in the masks, such as `[0, 255]`; by default 0, 1, ...
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example lacks a field or
             cannot be decoded. With `warn` and `ignore`, those that are missing at the end of a truncated shard are left
             out too.
@@ -137,6 +138,7 @@ class TarShards(ReadsPictures):
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
         ignore: int = 255,
+        values: list[int] | None = None,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
@@ -146,7 +148,7 @@ class TarShards(ReadsPictures):
     ) -> None:
         check_count("max_bytes", max_bytes, minimum=1)
         images = Images(mode, dtype, size, crop, interpolation, orient)
-        masks = Masks(size, crop, orient, ignore)
+        masks = Masks(size, crop, orient, ignore, values=values)
         self._fields = _fields(sources)
         pictures = {each.source: masks if each.is_mask else images for each in self._fields if each.kind in FORMATS}
         if pictures:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from emrun import create_training, predict
-from emrun.base.errors import HookError, StreamError, UsageError, exit_status
+from emrun import create_training, evaluate, predict
+from emrun.base.errors import ConfigError, HookError, StreamError, UsageError, exit_status
 from emrun.cli import emrun as commands
 
 RNG = np.random.default_rng(0)
@@ -154,6 +155,48 @@ def test_what_is_wrong_with_pictures_is_said_with_the_file(pictures):
     assert len(predict(run, data="large", overrides=["dataset.size=8"])["id"]) == 2  # as the message says
 
 
+def test_transforms_of_the_training_alone_need_no_library_to_evaluate_or_predict(pictures, monkeypatch):
+    dataset = {"class": "ImageFolder", "train": "train", "split": {"valid": 0.34, "by": "label"}}
+    run = run_of(dataset, linear(192, 2, source="image"))
+    expected = predict(run, data="new"), evaluate(run, "valid")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    more = ["dataset.augment=[{ColorJitter: {brightness: 0.3}}]"]
+    assert (predict(run, data="new", overrides=more)["logits"] == expected[0]["logits"]).all()
+    assert evaluate(run, "valid", more) == expected[1]
+    with pytest.raises(ConfigError, match="torchvision"):
+        create_training("run/config.yaml", output_dir="again", overrides=more)
+    with pytest.raises(ConfigError, match="torchvision"):
+        predict(run, data="new", overrides=["dataset.transform=[{Resize: {size: [8, 8]}}]"])
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_any_number_of_bad_new_examples_is_left_out_by_name(pictures, policy, caplog):
+    run = run_of({"class": "ImageFolder", "train": "train", "batch_size": 2}, linear(192, 2, source="image"))
+    for name in ("0.png", "2.png", "sub/3.png"):
+        Path("new", name).write_bytes(Path("new", name).read_bytes()[:60])
+    more = [f"main_loop.on_bad_example={policy}"]
+    made = predict(run, data="new", file="made.csv", overrides=more)
+    assert made.rows == 3
+    assert sorted(made.left_out) == ["0.png", "2.png", "sub/3.png"]
+    assert [row["id"] for row in rows("made.csv")] == ["4.png", "sub/1.png", "sub/5.png"]
+    (told,) = [each for each in caplog.records if each.getMessage().endswith("left out 3 bad examples")]
+    assert (told.levelname, [each[:5] for each in told.names]) == ("WARNING", ["0.png", "2.png", "sub/3"])
+    words = ["predict", "run", "--data", "new", "-o", "masks.csv", *more]
+    assert "without 3 bad examples: 0.png, 2.png, sub/3.png" in CliRunner().invoke(commands, words).output
+    for path in Path("new").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(StreamError, match="stream 'new' has no batch for the model"):
+        predict(run, data="new", file="other.csv", overrides=more)
+    assert not Path("other.csv").exists()
+
+
+def test_many_columns_are_one_line_that_names_the_masks(pictures):
+    run = run_of({"class": "ImageFolder", "train": "train"}, linear(192, 40, source="image"))
+    told = CliRunner().invoke(commands, ["predict", "run", "--data", "new", "-o", "made.csv"]).output
+    assert "logits.17 and 22 more; for masks of pictures, write -o masks/\n" in told
+    assert predict(run, data="new", file="made.csv", overwrite=True).columns[-1] == "logits.39"
+
+
 @pytest.mark.parametrize("split", [TABLE["split"], None])
 @pytest.mark.parametrize("normalize", [TABLE["normalize"], None])
 def test_rows_without_the_target_where_the_train_rows_are_not(split, normalize):
@@ -233,7 +276,7 @@ def test_what_is_wrong_with_rows_is_said_with_file_and_row():
         ("less.csv", r"less\.csv has none of the columns a, b, label"),
         ("target.csv", r"forward of Sequential needs x, which the batch does not have \(it has label, id\)"),
         ("unnamed.csv", r"unnamed\.csv has no column 'name'"),
-        ("gap.csv", r"gap\.csv: column 'a': Row #4 is empty; fill it"),
+        ("gap.csv", r"gap\.csv: column 'a': Row #4 is empty; write a value"),
         ("word.csv", r"word\.csv cannot be read: In CSV column #1: Row #4: .* invalid value 'three'"),
         ("mixed.csv", r"mixed\.csv cannot be read: CSV parse error: Row #4: Expected 5 columns, got 1"),
         ("semicolons.csv", r"semicolons\.csv: cells are separated by ';'; write commas"),
@@ -243,7 +286,7 @@ def test_what_is_wrong_with_rows_is_said_with_file_and_row():
         assert exit_status(raised.value) == 2, file
         assert file in f"{raised.value}{raised.value.__notes__}"
         assert not [path for path in Path().iterdir() if "made.csv" in path.name]
-    for file, override in (("unnamed.csv", "dataset.id=null"), ("gap.csv", "dataset.fill={a: 0}")):  # as they say
+    for file, override in (("unnamed.csv", "dataset.id=null"), ("gap.csv", 'dataset.fill={"a": 0}')):  # as they say
         assert len(predict(run, data=file, overrides=[override])["logits"]) == 4
 
 
@@ -256,6 +299,7 @@ def test_values_have_the_unit_of_the_target():
     table("new.csv", 4, "name,a,b")
     found = predict(run, data="new.csv")
     assert list(found) == ["id", "logits"]
+    assert predict(run, data="new.csv", file="made.csv").columns == ("id", "logits")  # not logits.0
     assert ((found["logits"] > 90) & (found["logits"] < 140)).all()
     with pytest.raises(HookError, match=r"no loss of the model says how .* \(there is MSELoss\); write softmax"):
         predict(run, data="new.csv", probabilities=True)
