@@ -596,3 +596,66 @@ def test_the_command_takes_a_stream_or_data():
     status, told = call("dataset.batch_size=1", "~hooks", "valid", "--overwrite", "--probabilities", "softmax")
     assert status == 0, told
     assert "p.csv: 6 rows of stream valid: id, class, name" in told
+
+
+def test_a_mixture_reads_new_data_by_the_dataset_that_is_left(pictures):
+    one = {"class": "emrun.datasets.ImageFolder", "train": "train"}
+    dataset = {
+        "class": "Mixed", "datasets": {"one": one, "two": {**one, "flip": True}}, "weights": {"one": 1, "two": 1},
+        "batches_per_epoch": 2,
+    }  # fmt: skip
+    run = moved(run_of(dataset, linear(192, 2, source="image")), "new")
+    shutil.rmtree("train")
+    with pytest.raises(StreamError, match="new data could be those of one, two; leave all but one out, as by") as told:
+        predict(run, data="far/new")
+    assert exit_status(told.value) == 2
+    overrides = re.findall(r"'(~[^']+)'", str(told.value))
+    assert overrides == ["~dataset.datasets.two", "~dataset.weights.two"]
+    found = predict(run, data="far/new", probabilities=True, overrides=overrides)
+    assert found["id"].tolist()[0] == "0.png"
+    assert "probability.cat" in found
+
+
+def test_windows_of_new_texts_where_the_train_texts_are_not():
+    Path("t.txt").write_text("to be or not to be " * 20)
+    Path("new").mkdir()
+    Path("new/a.txt").write_text("that is the question " * 3)
+    model = {
+        "module": {"class": "torch.nn.Embedding", "num_embeddings": 256, "embedding_dim": 256},
+        "inputs": ["tokens"],
+        "outputs": ["logits"],
+        "loss": {"import": "emrun.losses.next_token", "inputs": ["logits", "tokens"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    }
+    dataset = {"class": "TokenWindows", "train": "t.txt", "window": 9, "cache_dir": "tokens"}
+    run = run_of(dataset, model)
+    run = moved(run, "new")
+    Path("t.txt").unlink()
+    shutil.rmtree("tokens")
+    found = predict(run, data="far/new")
+    assert found["logits"].shape == (6, 9, 256)
+    assert not Path("tokens").exists()
+    Path("short.txt").write_text("short")
+    with pytest.raises(StreamError, match="5 tokens are too few; a window and its targets need 10"):
+        predict(run, data="short.txt")
+
+
+def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path, monkeypatch):
+    Path("my_torch.py").write_text(
+        "import torch\n"
+        "class Numbers(torch.utils.data.Dataset):\n"
+        "    def __init__(self, n):\n"
+        "        self.n = n\n"
+        "    def __len__(self):\n"
+        "        return self.n\n"
+        "    def __getitem__(self, i):\n"
+        "        return torch.full((2,), float(i)), i % 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset = {"class": "TorchDataset", "train": {"class": "my_torch.Numbers", "n": 8}, "sources": ["x", "label"]}
+    run = run_of(dataset, linear(2, 2))
+    Path("new.txt").write_text("")
+    with pytest.raises(UsageError, match=r"predict RUN test 'dataset\.test=\.\.\.' \(its streams: train\)"):
+        predict(run, data="new.txt")
+    given = "dataset.test={class: my_torch.Numbers, n: 3}"
+    assert predict(run, "test", overrides=[given])["logits"].shape == (3, 2)
