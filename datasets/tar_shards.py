@@ -9,7 +9,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypedDict
@@ -31,6 +31,7 @@ from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
+_LOOKED_AT = 20  # train examples, by which the size of all is known
 _ABSENT = -1
 _MAX_EXTENDED = 2**14  # bytes of a long name or of extended attributes; tarfile takes the square of them in time
 _EXTENDED = (
@@ -159,6 +160,7 @@ class TarShards(ReadsPictures):
         self._example = Example(pictures, transforms_of(transform, augment, ignore=fill))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
+        self._size: tuple[int, ...] | None = None  # of the first train pictures, if they have one
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _files_at(self, path: Path) -> Files:
@@ -174,7 +176,17 @@ class TarShards(ReadsPictures):
         return None
 
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
-        return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}
+        rows = _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)
+        if name == "train":
+            self._size = rows.first_size()
+        rows.size = self._size if name == NEW else None
+        return {name: rows}
+
+    def _learnt(self) -> Json:
+        return {"size": self._size}
+
+    def _use(self, learnt: Json) -> None:
+        self._size = tuple(learnt["size"]) if learnt.get("size") else None
 
 
 @dataclass(frozen=True)
@@ -393,6 +405,17 @@ class _Shards(Readable, Part):
 
     ids: list[str]
     """The names of the examples."""
+    size: Any = None
+    """Height and width that all pictures must have; None if it is not known."""
+
+    def first_size(self) -> tuple[int, ...] | None:
+        """Return height and width of the first pictures; None if they differ, or if all are resized."""
+        found = set()
+        keep = [each.size is None for each in self._example.images.values()]
+        for row in range(min(_LOOKED_AT, len(self)) if any(keep) else 0):
+            with suppress(ValueError, OSError):
+                found |= {each.shape[:2] for each in self._example.pixels(self.pictures(row), None).values()}
+        return found.pop() if len(found) == 1 else None
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these examples."""
@@ -433,7 +456,7 @@ class _Shards(Readable, Part):
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         trains = self.trains and ctx.epoch > 0
-        size = next((each.size for each in self._example.images.values()), None)
+        size = next((each.size for each in self._example.images.values()), None) or self.size
         pictures = PictureBatch(self._example, self._example.images, len(rows), size, ctx, trains=trains)
         shards = self._shards_of(rows).tolist()
         with ExitStack() as stack:

@@ -659,3 +659,31 @@ def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path
         predict(run, data="new.txt")
     given = "dataset.test={class: my_torch.Numbers, n: 3}"
     assert predict(run, "test", overrides=[given])["logits"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 8, 9]])
+def test_new_shards_have_the_size_of_the_train_pictures_if_these_have_one(sizes):
+    def write(path, sides):
+        with tarfile.open(path, "w") as archive:
+            for number, side in enumerate(sides):
+                file = io.BytesIO()
+                Image.fromarray(RNG.integers(0, 255, (side, side, 3)).astype(np.uint8)).save(file, "png")
+                for field, content in (("png", file.getvalue()), ("cls", b"0")):
+                    member = tarfile.TarInfo(f"{number:03}.{field}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+    write("t.tar", sizes * 2)
+    dataset = {"class": "TarShards", "train": "t.tar", "sources": {"image": "png", "label": "cls"}, "batch_size": 1}
+    model = linear(3, 2, source="image")
+    model["module"]["args"].insert(0, {"class": "torch.nn.AdaptiveAvgPool2d", "output_size": 1})
+    run = run_of(dataset, model)
+    write("new.tar", [8, 9])
+    if len(sizes) > 1:
+        assert len(predict(run, data="new.tar")["id"]) == 2
+        return
+    with pytest.raises(
+        StreamError, match=r"9 x 9 pixels \(height x width\), but the first image of train has 8 x 8; set"
+    ):
+        predict(run, data="new.tar")
+    assert len(predict(run, data="new.tar", overrides=["dataset.size=8"])["id"]) == 2
