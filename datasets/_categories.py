@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -79,6 +81,20 @@ class ColumnForms:
 
     def __getstate__(self) -> Named:
         return {**self.__dict__, "_told": bytearray(self._told)}
+
+    def way_to_fill(self, name: str, *, is_new: bool) -> str:
+        """Return what to do about a gap in a column.
+
+        Args:
+            name: the column.
+            is_new: whether the gap is in data that a run has not seen, where its model needs the column.
+        """
+        if not is_new:
+            return f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
+        by = {column: {"by": each} for column, each in self.fill_by.items()}
+        filled = {**self.fill, **by, name: "?" if name in self.categories else 0}
+        override = shlex.quote(f"dataset.fill={json.dumps(filled)}")
+        return f"write a value into the file, or choose one in the command: {override}"
 
     @property
     def learns(self) -> bool:

@@ -24,6 +24,7 @@ _NUMBERS = ("1", "L", "P", "I;16", "I;16B", "I")
 _ORIENTATION, _LAST_UPRIGHT = 0x0112, 4  # the tag of EXIF, and its last value that leaves width and height as they are
 _TIMES = 3  # a part of a JPEG is decoded at a lower resolution if it still has so many times the size
 _TRIES = 10
+_GREY = 'Image.open(file).convert("L").save("mask.png") does if it is grey'
 Mode = Literal["RGB", "L"]
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 Dtype = Literal["float32", "uint8"]
@@ -168,14 +169,28 @@ class Masks(Images):
         orient: see `Images`.
         ignore: the number of the pixels that have no class.
         classes: the number of classes; None if it is not known.
+        values: the values of the classes 0, 1, ... in the files; None if they are the numbers of the classes.
 
     Raises:
         ArgumentError: an argument has another value.
     """
 
-    def __init__(self, size: object, crop: object, orient: bool, ignore: int, classes: int | None = None) -> None:
+    def __init__(
+        self,
+        size: object,
+        crop: object,
+        orient: bool,
+        ignore: int,
+        classes: int | None = None,
+        values: Sequence[int] | None = None,
+    ) -> None:
         super().__init__("L", "uint8", size, crop, "bilinear", orient)
         check_count("ignore", ignore)
+        if values is not None and (not isinstance(values, list | tuple) or len({*values}) < max(len(values), 1)):
+            raise ArgumentError("values", f"{values!r} is not a list of different numbers such as [0, 255]")
+        for value in values or ():
+            check_count("values", value)
+        self._values = values
         self.dtype = "int64"
         self._filter = "NEAREST"
         self._ignore = ignore
@@ -192,6 +207,13 @@ class Masks(Images):
             ValueError: the picture is not a mask, or has a class too many.
         """
         pixels = super().read(image, rng)
+        if self._values is not None:
+            if (other := pixels[~np.isin(pixels, (*self._values, self._ignore))]).size:
+                raise ValueError(f"a pixel has {other.max()}, which is not one of values: {self._values}")
+            numbers = np.full(pixels.shape, self._ignore, np.int64)
+            for number, value in enumerate(self._values):
+                numbers[pixels == value] = number
+            pixels = numbers
         if self._classes is not None and (wrong := pixels[(pixels >= self._classes) & (pixels != self._ignore)]).size:
             last = self._classes - 1
             raise ValueError(
@@ -203,7 +225,7 @@ class Masks(Images):
         """Return a mask as it is stored: of a palette, the numbers."""
         if image.format not in _EXACT or image.mode not in _NUMBERS or image.info.get("compression") == "jpeg":
             what = f"a {image.format} of mode {image.mode} is not a mask, whose pixels are the numbers of classes"
-            raise ValueError(f"{what}; save them as a PNG of mode L or P")
+            raise ValueError(f"{what}; save them as a PNG of mode L or P, as {_GREY}")
         return image
 
     def tensor(self, pixels: Array) -> Any:

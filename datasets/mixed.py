@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy as np
 from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.preparations import named_classes
-from emrun.base.sources import POSITION
-from emrun.base.types import Batch, Counts, Named, Values
+from emrun.base.sources import NEW, POSITION
+from emrun.base.types import Batch, Counts, Named, Values, takes_path
 from emrun.base.wording import listed
-from emrun.dataset import stream_function, stream_names
+from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.datasets._examples import NamedSplits
 from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext
@@ -110,6 +111,21 @@ class Mixed(ThreeStreams):
             check = getattr(each, "check_vocabulary", None)
             if check is not None:
                 check(size)
+
+    def new_stream(self, path: Path, ctx: StreamContext) -> Iterator[Batch]:
+        """Yield the batches of data that the run has not seen, which must be those of one of the datasets.
+
+        Raises:
+            StreamError: several datasets, or none, could read them.
+        """
+        able = [name for name, each in self._datasets.items() if takes_path(NEW, getattr(each, "new_stream", lambda: None))]
+        if len(able) != 1:
+            what = f"new data could be those of {listed(able)}" if able else "no dataset has a method new_stream(path)"
+            others = " ".join(f"'~dataset.datasets.{name}' '~dataset.weights.{name}'" for name in able[1:])
+            advice = f"; leave all but one out, as by {others}" if able else ""
+            raise StreamError(f"{what}{advice}", first_batch=True)
+        function = stream_function(self._datasets[able[0]], NEW, path)
+        yield from function(ctx) if takes_context(function) else function()
 
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""

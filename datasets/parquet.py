@@ -199,8 +199,8 @@ class _RowGroups(Readable, Part):
             if not index:
                 for name in columns:
                     formed(forms, name, pa.array([], kinds[name]))
-            filled = (*forms.fill, *forms.fill_by)
-            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in filled])
+            unfilled = [name for name in columns if name not in (*forms.fill, *forms.fill_by)]
+            _check_nulls(argument, path, footer.metadata, unfilled, forms)
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
@@ -352,7 +352,7 @@ class _RowGroups(Readable, Part):
         for index, name in enumerate(() if is_raw else columns):
             column = formed(self._forms, name, table.column(name))
             if has_nulls(column):
-                raise StreamError(f"{where}: {_null(name)}")
+                raise StreamError(f"{where}: {_null(self._forms, stream, name)}")
             if column is not table.column(name):
                 table = table.set_column(index, name, column)
         return table
@@ -381,12 +381,12 @@ def _chosen(path: Path, schema: Any, columns: Strings, argument: str) -> Any:
     return chosen
 
 
-def _null(name: str, count: int = 1) -> str:
-    what = "a null; fill it" if count == 1 else f"{count} nulls; fill them"
-    return f"column {name!r} has {what} by 'fill: {{{name}: VALUE}}', or leave the column out of 'columns'"
+def _null(forms: ColumnForms, stream: str, name: str, count: int = 1) -> str:
+    advice = forms.way_to_fill(name, is_new=stream == NEW)
+    return f"column {name!r} has {'a null' if count == 1 else f'{count} nulls'}; {advice}"
 
 
-def _check_nulls(argument: str, path: Path, metadata: Any, columns: Strings) -> None:
+def _check_nulls(argument: str, path: Path, metadata: Any, columns: Strings, forms: ColumnForms) -> None:
     """Check the numbers of nulls in a footer; those of lists count empty lists too, so that only reading can tell.
 
     Raises:
@@ -398,4 +398,4 @@ def _check_nulls(argument: str, path: Path, metadata: Any, columns: Strings) -> 
             name, known = column.path_in_schema, column.statistics
             if name in columns and known is not None and known.has_null_count and known.null_count:
                 where = f"{str(path)!r}, row group {group}"
-                raise ArgumentError(argument, f"{where}: {_null(name, known.null_count)}")
+                raise ArgumentError(argument, f"{where}: {_null(forms, argument, name, known.null_count)}")

@@ -77,6 +77,7 @@ class Pictures(PictureFiles):
         interpolation: the filter with which pictures are resized.
         orient: whether to turn pictures upright, as the orientation in their EXIF data says.
         ignore: the number of the pixels of masks that have no class.
+        values: the values of the classes 0, 1, ... in the masks, such as `[0, 255]`; by default 0, 1, ...
         classes: the names of the classes 0, 1, ...: a mask with a class too many is an error.
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example has a picture or a
             mask that cannot be read, no pair, a mask of another size, or a class too many.
@@ -113,6 +114,7 @@ class Pictures(PictureFiles):
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
         ignore: int = 255,
+        values: Sequence[int] | None = None,
         classes: Sequence[str] | None = None,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
@@ -129,7 +131,7 @@ class Pictures(PictureFiles):
             check_keys(name, value or (), ["image", "mask"])
         images = {
             "image": Images(mode, dtype, size, crop, interpolation, orient),
-            "mask": Masks(size, crop, orient, ignore, len(classes or ()) or None),
+            "mask": Masks(size, crop, orient, ignore, len(classes or ()) or None, values),
         }
         check_flag("flip", flip)
         self._ignore = ignore
@@ -150,7 +152,7 @@ class Pictures(PictureFiles):
             rows.check_sizes(f"{place}mask")
             if rows.first_classes() == {0, self._ignore}:
                 what = f"the first masks have no class but 0, and {self._ignore}, which is ignored"
-                _LOG.warning("%smask: %s; if it is a class, write 1 into the masks instead", place, what)
+                _LOG.warning("%smask: %s; if it is a class, write values: [0, %d]", place, what, self._ignore)
         return {name: rows}
 
     def _files_at(self, path: Path) -> FilesForm:

@@ -712,7 +712,7 @@ class _Csv(_Rows):
         learn_fill(forms, name, raw, self.place)
         column = formed(forms, name, raw)
         if column.null_count:
-            advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
+            advice = forms.way_to_fill(name, is_new=self.may_lack)
             row = self.numbers(column.is_null().index(True).as_py()) + 2  # the header is row 1
             raise ArgumentError(self.argument, f"{self.place}: column {name!r}: Row #{row} is empty; {advice}")
         forms.types[name] = column.type

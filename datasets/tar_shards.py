@@ -9,7 +9,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypedDict
@@ -31,6 +31,7 @@ from emrun.datasets._transforms import TransformForm, transforms_of
 from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
+_LOOKED_AT = 20  # train examples, by which the size of all is known
 _ABSENT = -1
 _MAX_EXTENDED = 2**14  # bytes of a long name or of extended attributes; tarfile takes the square of them in time
 _EXTENDED = (
@@ -102,6 +103,7 @@ class TarShards(ReadsPictures):
         interpolation: the filter with which images are resized.
         orient: whether to turn images upright, as the orientation in their EXIF data says.
         ignore: the number of the pixels of masks that have no class.
+        values: the values of the classes 0, 1, ... in the masks, such as `[0, 255]`; by default 0, 1, ...
         on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example lacks a field or
             cannot be decoded. With `warn` and `ignore`, those that are missing at the end of a truncated shard are left
             out too.
@@ -137,6 +139,7 @@ class TarShards(ReadsPictures):
         interpolation: Interpolation = "bilinear",
         orient: bool = False,
         ignore: int = 255,
+        values: list[int] | None = None,
         on_bad_example: Policy = "error",
         split: SplitForm | None = None,
         balance: str | None = None,
@@ -146,7 +149,7 @@ class TarShards(ReadsPictures):
     ) -> None:
         check_count("max_bytes", max_bytes, minimum=1)
         images = Images(mode, dtype, size, crop, interpolation, orient)
-        masks = Masks(size, crop, orient, ignore)
+        masks = Masks(size, crop, orient, ignore, values=values)
         self._fields = _fields(sources)
         pictures = {each.source: masks if each.is_mask else images for each in self._fields if each.kind in FORMATS}
         if pictures:
@@ -157,6 +160,7 @@ class TarShards(ReadsPictures):
         self._example = Example(pictures, transforms_of(transform, augment, ignore=fill))
         self._max_bytes = max_bytes
         self._reader = ExampleReader(on_bad_example)
+        self._size: tuple[int, ...] | None = None  # of the first train pictures, if they have one
         super().__init__({"train": train, "valid": valid, "test": test}, batch_size, split, preparation, balance)
 
     def _files_at(self, path: Path) -> Files:
@@ -172,7 +176,17 @@ class TarShards(ReadsPictures):
         return None
 
     def _read(self, name: str, files: Files) -> dict[str, _Shards]:
-        return {name: _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)}
+        rows = _Shards(name, files, self._fields, self._example, self._max_bytes, self._reader)
+        if name == "train":
+            self._size = rows.first_size()
+        rows.size = self._size if name == NEW else None
+        return {name: rows}
+
+    def _learnt(self) -> Json:
+        return {"size": self._size}
+
+    def _use(self, learnt: Json) -> None:
+        self._size = tuple(learnt["size"]) if learnt.get("size") else None
 
 
 @dataclass(frozen=True)
@@ -391,6 +405,17 @@ class _Shards(Readable, Part):
 
     ids: list[str]
     """The names of the examples."""
+    size: Any = None
+    """Height and width that all pictures must have; None if it is not known."""
+
+    def first_size(self) -> tuple[int, ...] | None:
+        """Return height and width of the first pictures; None if they differ, or if all are resized."""
+        found = set()
+        keep = [each.size is None for each in self._example.images.values()]
+        for row in range(min(_LOOKED_AT, len(self)) if any(keep) else 0):
+            with suppress(ValueError, OSError):
+                found |= {each.shape[:2] for each in self._example.pixels(self.pictures(row), None).values()}
+        return found.pop() if len(found) == 1 else None
 
     def restrict(self, rows: Rows) -> None:
         """Keep only these examples."""
@@ -431,7 +456,7 @@ class _Shards(Readable, Part):
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         trains = self.trains and ctx.epoch > 0
-        size = next((each.size for each in self._example.images.values()), None)
+        size = next((each.size for each in self._example.images.values()), None) or self.size
         pictures = PictureBatch(self._example, self._example.images, len(rows), size, ctx, trains=trains)
         shards = self._shards_of(rows).tolist()
         with ExitStack() as stack:

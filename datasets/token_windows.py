@@ -14,10 +14,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
-from emrun.base.types import Batch, Named
+from emrun.base.sources import NEW
+from emrun.base.types import Batch, Json, Named
 from emrun.base.wording import counted
+from emrun.datasets._division import Readable
 from emrun.datasets._paths import Files, files_of, identity
-from emrun.datasets._splits import Part, Splits
+from emrun.datasets._prepared import Prepared
+from emrun.datasets._splits import Part
 from emrun.storage.files import flush_file, storing, written_aside
 from emrun.stream_context import Array, Rows, StreamContext
 
@@ -29,7 +32,7 @@ _FORMAT = 2  # version of the cache; to increase when tokens are made or stored 
 _SIZES = ("vocabulary_size", "vocab_size", "n_vocab", "get_vocab_size")
 
 
-class TokenWindows(Splits):
+class TokenWindows(Prepared):
     """Windows of tokens from text files, each with the token that follows each of its tokens.
 
         dataset:
@@ -60,6 +63,7 @@ class TokenWindows(Splits):
             and the tokenizer makes the same tokens of the first 64 KiB. After any other change of the tokenizer, use
             another folder.
         batch_size: the number of examples in a batch.
+        preparation: what the run keeps, which emrun supplies: the streams and the numbers of their windows.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a file is missing, not text or changes while it is
@@ -80,6 +84,7 @@ class TokenWindows(Splits):
         separator: int | None = None,
         cache_dir: str | None = None,
         batch_size: int = 16,
+        preparation: Json | None = None,
     ) -> None:
         check_count("window", window, minimum=1)
         if separator is not None:
@@ -89,15 +94,20 @@ class TokenWindows(Splits):
         if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
             raise ArgumentError("tokenizer", f"{tokenizer!r} is not an object with a method 'encode(text)'")
         folder = None if cache_dir is None else expanded(cache_dir)
-        encoder = _Encoder(tokenizer, separator, folder)
-        self.vocabulary_size = encoder.vocabulary_size
+        self._encoder = _Encoder(tokenizer, separator, folder)
+        self._window = window
+        self.vocabulary_size = self._encoder.vocabulary_size
         """The number of different tokens, separator included; None if the tokenizer does not report its size."""
-        files = {"train": train, "valid": valid, "test": test}
-        tokens = {name: encoder.tokens(name, files_of(name, each)) for name, each in files.items() if each is not None}
-        super().__init__({name: _Windows(name, each, window) for name, each in tokens.items()}, batch_size)
+        super().__init__({"train": train, "valid": valid, "test": test}, batch_size, None, preparation)
+
+    def _read(self, name: str, files: Files) -> dict[str, _Windows]:
+        return {name: _Windows(name, self._encoder.tokens(name, files_of(name, files)), self._window)}
+
+    def _files_at(self, path: Path) -> Files:
+        return str(path / "*.txt" if path.is_dir() else path)
 
 
-class _Windows(Part):
+class _Windows(Readable, Part):
     """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
 
     def __init__(self, argument: str, tokens: Array | Path, window: int) -> None:
@@ -108,11 +118,8 @@ class _Windows(Part):
             _LOG.info("%s: left out the last %s, which fill no window", argument, counted(rest, "token"))
         self._tokens = tokens
         self._windows: Array | None = None  # a view: each window with its last target
-        self._length = length
+        self.count = (length - 1) // window
         self._window = window
-
-    def __len__(self) -> int:
-        return (self._length - 1) // self._window
 
     def __getstate__(self) -> Named:
         return {**self.__dict__, "_windows": None}
@@ -150,7 +157,7 @@ class _Encoder:
 
     def tokens(self, argument: str, paths: Sequence[Path]) -> Array | Path:
         """Return the tokens of files as one array in memory or, with a folder, the NumPy file that has them."""
-        if self._folder is None:
+        if self._folder is None or argument == NEW:
             return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
         files = [(str(path.resolve()), *identity(path)) for path in paths]
         content: list[Any] = [_FORMAT, self._dtype.str, self._separator, files]

@@ -153,9 +153,10 @@ def stream_function(dataset: Any, name: str, path: Path | None = None) -> Any:
         return partial(function, path)
     if path is not None:
         what = f"dataset {type(dataset).__name__} has no method new_stream(path), which reads new data"
-        raise AttributeError(
-            f"{what}; write the method, or predict a stream (its streams: {listed(stream_names(dataset))})"
-        )
+        ways = "write the method, or predict a stream"
+        if "test" in parameters_of(type(dataset)):
+            ways += ", which may have the data: emrun predict RUN test 'dataset.test=...'"
+        raise AttributeError(f"{what}; {ways} (its streams: {listed(stream_names(dataset))})")
     if _is_of_new_data(dataset, name):
         raise AttributeError(f"the stream {name!r} is that of new data: emrun predict RUN --data PATH -o FILE")
     if not callable(function):

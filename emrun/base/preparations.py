@@ -25,11 +25,13 @@ class Preparations:
         given: those that the run has; nothing for a new run.
         numbers: name -> value of each `${data:NAME}` of the config that is known.
         is_new_data: whether only data that the run has not seen are read.
+        trains: whether the datasets are built for a training, which may need more libraries than an evaluation.
     """
 
     given: Mapping[str, Json] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     is_new_data: bool = False
+    trains: bool = True
     _datasets: dict[str, Any] = field(default_factory=dict, init=False)
 
     def of(self, key: str) -> Json | None:

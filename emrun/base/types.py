@@ -232,7 +232,8 @@ class Form:
     """Describes how a parameter annotated `Annotated[Factory, Form(...)]` is written in a config.
 
     Args:
-        keys: the keys of the form that belong to its owner; they are stored in `Factory.options`.
+        keys: the keys of the form that belong to its owner; they are stored in `Factory.options`. With `shared`, a key
+            that is also a parameter of the target belongs to the target.
         package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
         built_in: a module of emrun in which the name is looked up before that; not by the forms below this one.
         supplied: how many positional arguments its owner supplies.
@@ -245,6 +246,10 @@ class Form:
     built_in: str = ""
     supplied: int = 0
     shared: str = ""
+
+    def own_keys(self, parameters: Collection[str]) -> tuple[str, ...]:
+        """Return the keys that belong to the owner of the form, of a target with these parameters."""
+        return tuple(key for key in self.keys if not (self.shared and key in parameters))
 
     def is_by_name(self, parameters: Collection[str]) -> bool:
         """Return whether a target with these parameters, in their order, gets the shared argument by name."""

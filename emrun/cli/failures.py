@@ -27,7 +27,8 @@ from emrun.cli.problems import problems_of
 from emrun.config.import_finder import instead_of
 from emrun.ranks.group import meeting_place, misses_others, number_of_ranks
 
-_NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
+# packages whose frames say nothing about the mistake
+_NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib", "PIL")
 _SITES = {"site-packages", "dist-packages"}  # also the user's, which is not in `INSTALLED`
 _MOST_FRAMES = 10
 _FRAME = re.compile(r'^  File "(.+)", line \d+, in .*\n?(?:    .*\n?)*', re.MULTILINE)

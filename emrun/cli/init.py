@@ -32,8 +32,8 @@ the run directory, RUN_DIR:
     emrun check config.yaml
     emrun train config.yaml
     emrun resume RUN_DIR
-    emrun eval RUN_DIR valid
-
+    emrun eval RUN_DIR {stream}
+{predict}
 `test_project.py` is a test for pytest: it runs `emrun check`. If a library is missing:
 `pip install 'emrun[{extras}]'`.
 """
@@ -99,7 +99,12 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     if names:
         raise click.UsageError(f"{target} is not empty (it has {few(names)}); name a new or an empty directory")
     made = None if data is None else first_config(look(expanded(data).resolve()), column, task)
-    files = _files(known[sample]) if made is None else _with_texts({"config.yaml": made.text().encode()}, target.name)
+    if made is None:
+        files = _files(known[sample])
+    else:
+        predict = f"\nPredict new data:\n\n    emrun predict RUN_DIR --data PATH -o {made.predictions}\n"
+        config = made.text(target.resolve()).encode()
+        files = _with_texts({"config.yaml": config}, target.name, made.evaluated, predict)
     try:
         _write(target, files)
     except OSError as error:
@@ -134,7 +139,7 @@ def _files(sample: Path) -> dict[str, bytes]:
     return _with_texts(files, sample.stem)
 
 
-def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+def _with_texts(files: dict[str, bytes], name: str, stream: str = "valid", predict: str = "") -> dict[str, bytes]:
     """Return the files of a project with a README and a test, unless they have these."""
     prepares = "prepare.py" in files
     texts = {
@@ -142,6 +147,8 @@ def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
             name=name,
             about=_comment(files["config.yaml"].decode()),
             prepare=_PREPARE if prepares else "",
+            stream=stream,
+            predict=predict,
             extras="metrics,data,transformers" if b"transformers" in files["config.yaml"] else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),

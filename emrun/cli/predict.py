@@ -8,7 +8,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.sources import NEW
-from emrun.base.wording import counted, progress
+from emrun.base.wording import counted, few, progress
 from emrun.cli.console import GivenPath, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json
@@ -22,6 +22,7 @@ from emrun.training.directories import check_run
 
 _BY_LOSS = "loss"
 """The value of `--probabilities` without a value."""
+_MOST_SHOWN = 20  # columns
 
 
 @click.command()
@@ -120,12 +121,19 @@ def predict(
                     "iteration": predictions.iteration,
                 },
                 "order": predictions.order,
+                "left_out": predictions.left_out,
             }
         )
     else:
         rows = counted(predictions.rows, "row")
         of = f"stream {stream}" if data is None else data
-        click.echo(f"{expanded(output)}: {rows} of {of}: {', '.join(predictions.columns)}")
+        columns = ", ".join(predictions.columns[:_MOST_SHOWN])
+        if (more := len(predictions.columns) - _MOST_SHOWN) > 0:
+            columns += f" and {more} more; for masks of pictures, write -o masks/"
+        click.echo(f"{expanded(output)}: {rows} of {of}: {columns}")
+        if predictions.left_out:
+            count = counted(len(predictions.left_out), "bad example")
+            click.echo(f"without {count}: {few(list(predictions.left_out))}")
         if predictions.checkpoint is not None:
             click.echo(
                 f"by checkpoint {predictions.checkpoint.name}: {progress(predictions.epoch, predictions.iteration)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import reprlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from emrun.base.arguments import expanded
 from emrun.base.errors import OF_BASE, TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
 from emrun.base.wording import did_you_mean, from_here, listed
-from emrun.config.interpolation import check_vars, interpolate
+from emrun.config.interpolation import check_vars, escaped, interpolate
 from emrun.config.names import bases
 from emrun.config.overrides import copies_left, merge, override, stream_of_eval, with_hooks, words_in
 from emrun.config.sections import REQUIRED, SECTIONS
@@ -24,6 +25,7 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, list_in, mapping_in, node_of, parse
 
 _MAX_EXTENDS = 100  # files in a chain of `extends`
+_HERE = re.compile(r"(?<!\$)\$\{here\}")  # the directory of a file, in its text
 _MAX_BYTES = 40_000_000  # of a file; `parse` limits the characters
 
 
@@ -217,11 +219,12 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
     if len(content) > _MAX_BYTES:
         raise refused(f"is larger than {_MAX_BYTES} bytes")
     try:
-        return path, content.decode("utf-8").removeprefix("\ufeff")
+        text = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
         message = "is not encoded in UTF-8; save the file as UTF-8"
         raise refused(message, len(before), len(before[-1]) + 1) from error
+    return path, _HERE.sub(lambda _: escaped(str(path.parent.absolute())), text)
 
 
 def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Path, ...] = ()) -> Node:

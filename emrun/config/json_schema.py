@@ -215,7 +215,6 @@ class _Writer:
         name = "-".join((f"form.{form.package}", *form.keys))
         if name not in self._definitions:
             self._definitions[name] = {}  # stops recursion while the schema is being written
-            keys = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
             calls: dict[str, str] = {}
             packages = [home for home in (form.built_in, form.package) if home]
             paths = [f"{home}.{class_name}" for home in packages for class_name in self._sources.classes(home) or ()]
@@ -224,9 +223,9 @@ class _Writer:
                 if getattr(source, "__bases__", (object,)) != (object,):  # otherwise it is the base of the others
                     class_name = path.rpartition(".")[2]
                     calls[class_name] = "-".join((path, *form.keys))
-                    self._definitions[calls[class_name]] = self._arguments(source, keys, form=form)
+                    self._definitions[calls[class_name]] = self._arguments(source, _OF_FORM, form=form)
             names = _class(calls) if form.package else _CLASS
-            properties = {**keys, "class": names, "import": _IMPORT}
+            properties = {**dict.fromkeys(form.keys, True), "class": names, "import": _IMPORT}
             self._definitions[name] = {"properties": properties, **_cases(calls), "items": _reference(name)}
         return _reference(name)
 
@@ -248,6 +247,7 @@ class _Writer:
         if form is not None:
             is_by_name = form.is_by_name(parameters.named)
             hidden += [form.shared] if is_by_name else parameters.by_position(form.supplied)
+            more_keys = {**more_keys, **dict.fromkeys(form.own_keys(parameters.named), True)}
         texts = argument_texts(source)
         properties = {
             parameter.name: {

@@ -267,7 +267,7 @@ class Planner:
         named = parameters.named if parameters is not None else {}
         if outer is not None and outer.shared in named:
             form = outer
-        own_keys = form.keys if form else ()
+        own_keys = form.own_keys(named) if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         below = tuple(name for name in supplied if (kind, name) != ("dataset", "model"))
         rest = {k: v for k, v in node.value.items() if k not in (*own_keys, "class", "import")}

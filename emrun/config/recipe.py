@@ -48,10 +48,13 @@ class Recipe:
         """
         if self.is_import and self.form is None:
             return self.target
+        prepared = supplied.get(PREPARATION) if PREPARATION in self.takes else None
+        unused = set()
+        if prepared is not None and not prepared.trains:
+            unused = {"augment"}.intersection(getattr(self.target, "train_only", ()))
         args = build(self.args, supplied)
-        kwargs = build(self.kwargs, supplied)
+        kwargs = build({name: each for name, each in self.kwargs.items() if name not in unused}, supplied)
         given = {name: supplied[name] for name in self.takes if name in supplied}
-        prepared = given.get(PREPARATION)
         if prepared is not None:
             given[PREPARATION] = prepared.of(self.key)
         kwargs |= given

@@ -18,6 +18,7 @@ import numpy as np
 from emrun.base.errors import UsageError
 from emrun.base.tables import Table
 from emrun.base.wording import counted, few
+from emrun.config.interpolation import escaped
 from emrun.diagnosis.first_look import Column, Pictures, Rows, is_category, is_of_classes, names_of, target_of
 
 Task = Literal["classification", "regression", "forecast", "segmentation"]
@@ -29,6 +30,7 @@ _LATE = 1.5  # times the usual distance of two rows, from which on rows are miss
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan"}  # of YAML, old and new
 _WEIGHTS = "resnet18-*.pth"
+_LABELS = {"image_classification": "label", "tabular": "target"}  # base -> the source of its classes
 _PATIENCE = "ends before if `valid` gets no better"
 _DATE = "left out: a date"
 Setting = tuple[Any, str]
@@ -59,13 +61,29 @@ class FirstConfig:
             return "masks/"
         return "new.csv --probabilities" if "classification" in self.base or self.base == "tabular" else "new.csv"
 
-    def text(self) -> str:
-        """Return the YAML."""
+    @property
+    def evaluated(self) -> str:
+        """The stream to evaluate at the end."""
+        has_test = "test" in self.vars or (self.vars["split"][0] or {}).get("test") is not None
+        return "test" if has_test else "valid"
+
+    def text(self, directory: Path) -> str:
+        """Return the YAML of a file in a directory, with relative paths of data beside or below the directory."""
         about = f"# {self.about}; what else can be set: emrun show emrun:{self.base}"
         lines = [about, f"extends: emrun:{self.base}", "seed: 1", "vars:"]
         for key, (value, comment) in self.vars.items():
-            setting = f"{key}: {_flow(value)}"
+            is_near = isinstance(value, Path) and value.is_relative_to(directory.parent)
+            shown = f"${{here}}/{os.path.relpath(value, directory)}" if is_near else value
+            setting = f"{key}: {_flow(shown)}"
             lines.append(f"  {setting:44}  # {comment}")
+        labels = _LABELS.get(self.base)
+        if labels is not None and find_spec("matplotlib"):
+            streams = _flow(list(dict.fromkeys(["valid", self.evaluated])))
+            matrix = f"{{predictions_name: logits, labels_name: {labels}, streams: {streams}, every: 10 epochs}}"
+            lines += [
+                "hooks:  # beside those of the base",
+                f"  SaveConfusionMatrix: {matrix}  # in the page of the run",
+            ]
         return "\n".join(lines) + "\n"
 
 
@@ -97,6 +115,8 @@ def _flow(value: Any) -> str:
     """Return a value as YAML in one line."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_flow(key)}: {_flow(each)}' for key, each in value.items())}}}"
+    if isinstance(value, Path):
+        return json.dumps(escaped(str(value)), ensure_ascii=False)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_flow, value))}]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
@@ -110,9 +130,9 @@ def _flow(value: Any) -> str:
 def _classification(seen: Pictures) -> FirstConfig:
     classes = few([f"{name} {count}" for name, count in seen.classes.items()])
     count = counted(len(seen.classes), "class", "es")
-    values: Vars = {"root": (str(seen.parts["train"]), f"{count}: {classes}")}
+    values: Vars = {"root": (seen.parts["train"], f"{count}: {classes}")}
     others = {part: folder for part, folder in seen.parts.items() if part != "train"}
-    values |= {part: (str(folder), "to evaluate on") for part, folder in others.items()}
+    values |= {part: (folder, "to evaluate on") for part, folder in others.items()}
     shares = _shares(seen.root.name, min(seen.classes.values()), "label")
     values["split"] = (None, "these folders are the parts") if others else shares
     values |= _of_size(seen)
@@ -124,17 +144,21 @@ def _classification(seen: Pictures) -> FirstConfig:
 
 
 def _segmentation(seen: Pictures) -> FirstConfig:
-    classes = [f"class{number}" for number in range(max(seen.values - {_IGNORED}, default=0) + 1)]
+    is_binary = seen.values == {0, _IGNORED}
+    numbers = seen.values if is_binary else range(max(seen.values - {_IGNORED}, default=0) + 1)
+    classes = [f"class{number}" for number in range(len(numbers))]
     if len(classes) < 2:
         raise UsageError(f"{seen.masks} has one class, 0, so that there is nothing to tell apart")
     values: Vars = {
-        "image": (str(seen.parts["train"]), counted(seen.sizes.total(), "picture")),
-        "mask": (str(seen.masks), "of the same names"),
+        "image": (seen.parts["train"], counted(seen.sizes.total(), "picture")),
+        "mask": (seen.masks, "of the same names"),
         "classes": (classes, "the names of the pixels 0, 1, ...; write better ones"),
         "split": (_SHARES, "shares to evaluate on, drawn"),
         "size": (max(16, _side(seen) // 16 * 16), "pixels of each side that pictures are resized to"),
         "epochs": (40, _PATIENCE),
     }
+    if is_binary:
+        values["values"] = ([0, _IGNORED], "of the classes in the masks")
     said = f"{seen.root}: pictures with masks of {len(classes)} classes"
     return FirstConfig(
         "segmentation", f"Finds classes in the pixels of {seen.root.name}", values, [said, _sizes_of(seen)]
@@ -209,7 +233,7 @@ def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
     classes = few([f"{name} {count}" for name, count in target.counts.items()])
     kind = f"{len(target.counts)} classes: {classes}" if is_classes else "numbers"
     values: Vars = {
-        "train": (str(seen.path), counted(seen.count, "row")),
+        "train": (seen.path, counted(seen.count, "row")),
         "target": (target.name, kind),
         "numbers": (names_of(numbers), "scaled to mean 0 and deviation 1"),
         "categories": (names_of(categories), "texts, and whole numbers that are names"),
@@ -300,7 +324,7 @@ def _forecast(seen: Rows, target: Column) -> FirstConfig:
     future = max(1, min(_FUTURE, length // 10))
     past = max(2, min(_PAST, length // 4))
     values: Vars = {
-        "train": (str(seen.path), counted(seen.count, "row")),
+        "train": (seen.path, counted(seen.count, "row")),
         "columns": (names_of(known), "what is known of the past"),
         "targets": ([target.name], "what is forecast"),
         "past": (past, "rows that are known"),

@@ -178,9 +178,10 @@ def _values_of(file: Path) -> set[int]:
             is_mask = image.mode in ("L", "P", "1")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from error
-    if not is_mask or (255 in values and len(values) == 2 and 0 in values):
-        what = "is a picture in colours" if not is_mask else "has the values 0 and 255"
-        raise UsageError(f"{file} {what}; write masks whose pixels are the numbers of classes, 0, 1, ...")
+    if not is_mask:
+        what = "is a picture in colours, and the pixels of masks are the numbers of classes, 0, 1, ..."
+        way = 'save it as a PNG of mode L or P, as Image.open(file).convert("L").save("mask.png") does if it is grey'
+        raise UsageError(f"{file} {what}; {way}")
     return set(values.astype(int).tolist())
 
 

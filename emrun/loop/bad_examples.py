@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from emrun.base.sources import NEW
 from emrun.base.types import Policy
 from emrun.base.wording import counted
 from emrun.loop.progress import Progress
@@ -43,6 +44,6 @@ class BadExamples:
             return
         epoch = self.progress.epochs_done + self.progress.is_in_epoch
         self.record.add_left_out(epoch, self.progress.iterations_done, stream.name, left_out)
-        level = logging.WARNING if self.policy == "warn" else logging.INFO
+        level = logging.WARNING if self.policy == "warn" or stream.name == NEW else logging.INFO
         names = {"names": [f"{name}: {why}" for name, why in left_out.items()]}
         _LOG.log(level, "stream %r: left out %s", stream.name, counted(len(left_out), "bad example"), extra=names)

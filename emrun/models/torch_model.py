@@ -70,7 +70,13 @@ Begin = str | os.PathLike[str] | InitFromForm
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory,
-    Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules.built_in", 1, shared="optimizer"),
+    Form(
+        keys=("step_on", "metric", "warmup"),
+        package="torch.optim.lr_scheduler",
+        built_in="emrun.models.schedules.built_in",
+        supplied=1,
+        shared="optimizer",
+    ),
 ]
 
 
@@ -134,8 +140,9 @@ class TorchModel(ModuleModel):
             follows the length of the run. Or a class from torch.optim.lr_scheduler or a dotted path, and its arguments:
             it steps after each training epoch, or, with `step_on: update`, after each update. With `metric:
             valid/loss/mean`, each step gets that statistic of the epoch; epochs that do not evaluate its stream are
-            skipped. Schedulers that contain schedulers are written in the same way: `{class: SequentialLR, schedulers:
-            [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`. It is the schedule of every
+            skipped. With `warmup: 500 updates`, the rate rises first; the scheduler steps after that. Schedulers that
+            contain schedulers are written in the same way: `{class: SequentialLR, schedulers: [{class: LinearLR},
+            {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`. It is the schedule of every
             optimizer; with names of optimizers, each has its own: `{NAME: {class, ...}}`.
         accumulate: the number of batches of an update, its window; the last window of an epoch may be shorter. The
             update minimises the mean loss over the examples of the window, weighted by `example_weight` if there is

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from emrun.base.encoding import random_digest, random_state, set_random_state
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
+from emrun.base.sources import NEW
 from emrun.base.types import Batch, Reader
 from emrun.base.wording import few
 from emrun.ranks.group import Ranks, ranks as ranks_of_run
@@ -468,7 +469,7 @@ class StreamWrapper:
 
 
 def check_left_out(stream: str, left_out: Mapping[str, str], rows: int) -> None:
-    """Check how many bad examples of an epoch were left out.
+    """Check how many bad examples of an epoch were left out; of new data, any number may be.
 
     Args:
         stream: the name of the stream.
@@ -478,7 +479,7 @@ def check_left_out(stream: str, left_out: Mapping[str, str], rows: int) -> None:
     Raises:
         StreamError: they are more than 1 % of the examples of a pass.
     """
-    if rows and len(left_out) > _MOST_LEFT_OUT * rows:
+    if stream != NEW and rows and len(left_out) > _MOST_LEFT_OUT * rows:
         (name, why), *_ = left_out.items()
         raise StreamError(
             f"stream {stream!r}: {len(left_out)} of its {rows} examples cannot be read, but main_loop.on_bad_example "

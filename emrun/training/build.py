@@ -97,6 +97,7 @@ def assemble(
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
     prepared = _begin_preparation(plan, classes)
     prepared.is_new_data = is_new_data
+    prepared.trains = not is_evaluation
     supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
     if dataset is None and plan.dataset.wants(PREPARATION) and ranks().is_first:

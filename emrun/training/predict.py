@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -36,7 +37,8 @@ class Predictions:
     """What `predict` has written: `rows` with `columns` to `file`, by a checkpoint of an epoch and iteration.
 
     There is no checkpoint if the model is made of runs. The column `position` is the `row` of the data, or the place in
-    the `stream`, which only the user's code orders; `order` is None if the rows have ids.
+    the `stream`, which only the user's code orders; `order` is None if the rows have ids. `left_out` has the ids of bad
+    examples that have no row, and why; see `main_loop.on_bad_example`.
     """
 
     file: Path
@@ -46,6 +48,7 @@ class Predictions:
     epoch: int
     iteration: int
     order: str | None
+    left_out: Mapping[str, str]
 
 
 Columns = dict[str, "np.ndarray[Any, Any]"]
@@ -184,15 +187,16 @@ def predict(
         what = f"stream {stream!r}" if path is None else str(from_here(path))
         raise StreamError(f"{what} has no rows; nothing is written", first_batch=True)
     order = None
+    read = loop.streams.get(stream, train=False, in_order=True, path=path)
+    left_out = dict(ChainMap(*joined.all_gathered("left out", read.left_out)))
     if ID not in columns:
-        known = loop.streams.get(stream, train=False, in_order=True, path=path).rows
-        order = "row" if known == rows or saver.has_numbers else "stream"
+        order = "row" if read.rows == rows or saver.has_numbers else "stream"
     if order == "stream":
         _LOG.info("position counts the rows as stream %r gives them: only its own code orders them; %s", stream, _ORDER)
     if place is None:
         return saver.arrays  # type: ignore[no-any-return]
     checkpoint, epoch, iteration = (loaded[0], loaded[1].epoch, loaded[1].iteration) if loaded else (None, 0, 0)
-    return Predictions(place, rows, columns, checkpoint, epoch, iteration, order)
+    return Predictions(place, rows, columns, checkpoint, epoch, iteration, order, left_out)
 
 
 def _changes_batches(recipe: Recipe) -> bool:

@@ -62,7 +62,7 @@ class PredictionFile(ABC):
 
 
 class CsvFile(PredictionFile):
-    """CSV with a header. A value of several dimensions has a column for each number: `logits.0`, `logits.1`, ...
+    """CSV with a header. A value of several numbers has a column for each: `logits.0`, `logits.1`, ...
 
     Strings are quoted. Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
     """
@@ -77,10 +77,11 @@ class CsvFile(PredictionFile):
         """Add the rows of a batch; see `PredictionFile.add`."""
         shapes = {name: self._shape(name, values) for name, values in columns.items()}
         if not self.columns:
-            places = ((name, *index) for name, shape in shapes.items() for index in np.ndindex(shape))
+            several = {name: shape if np.prod(shape) > 1 else () for name, shape in shapes.items()}
+            places = ((name, *index) for name, shape in several.items() for index in np.ndindex(shape))
             self.columns = [".".join(map(str, place)) for place in places]
-            twice = next((column for column in self.columns if self.columns.count(column) > 1), None)
-            if twice is not None:
+            if len(set(self.columns)) < len(self.columns):
+                twice = next(column for column in self.columns if self.columns.count(column) > 1)
                 raise self._cannot(twice, "two columns would have this name; choose another format")
             self._file.write(csv_of([self.columns]))
         arrays = [np.asarray(column, getattr(column, "dtype", object)) for column in columns.values()]

@@ -1,12 +1,16 @@
 """What the commands print of an error in the user's code: its frames, message and notes, and where the rest is."""
 
+import io
 import json
 import shutil
 
 import pytest
 from click import BadParameter
+from PIL import Image
 
+from emrun.base.errors import StreamError
 from emrun.cli import emrun as commands
+from emrun.cli.failures import print_failure
 
 MINE = """
 import io
@@ -194,6 +198,18 @@ def test_wrong_data_is_one_line_with_stream_and_batch(project, emrun, bad, messa
     assert first.startswith("error: ")
     assert message in first
     assert f"stream 'train', batch {at} of the epoch" in first
+
+
+def test_a_picture_that_is_cut_off_is_one_line_without_the_frames_of_pillow(tmp_path, capsys):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "png")
+    try:
+        Image.open(io.BytesIO(file.getvalue()[:60])).load()
+    except OSError as cause:
+        error = StreamError(f"cannot read 0.png: {cause}")
+        error.__cause__ = cause.with_traceback(cause.__traceback__.tb_next)  # without this test
+    print_failure(error)
+    assert capsys.readouterr().err.strip().splitlines() == [f"error: {error}"]
 
 
 def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun):

@@ -108,6 +108,20 @@ def test_extended_files_are_looked_for_beside_the_file_that_names_them(tmp_path,
     assert dict(read_config(tmp_path / "c.yaml")) == {"a": 1, "b": 2}
 
 
+def test_here_is_the_directory_of_the_file_that_says_it(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "base.yaml").write_text('vars: {x: "${here}/../x", z: "$${here}"}')
+    (tmp_path / "a b/c.yaml").write_text("extends: ../base.yaml\nvars: {y: '${here}/y', w: '${vars.y}'}")
+    for place, file in ((tmp_path, "a b/c.yaml"), (tmp_path / "a b", "c.yaml"), (Path("/"), tmp_path / "a b/c.yaml")):
+        monkeypatch.chdir(place)
+        found = load_config(file)["vars"]
+        assert {name: os.path.normpath(path) for name, path in found.items()} == {
+            "x": str(tmp_path.parent / "x"), "y": str(tmp_path / "a b/y"), "w": str(tmp_path / "a b/y"), "z": "${here}"
+        }  # fmt: skip
+    (tmp_path / "a b/whole.yaml").write_text("name: ${here}")
+    assert "${" not in read_config(tmp_path / "a b/whole.yaml").text  # what a run keeps
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -131,7 +131,7 @@ def test_every_built_in_is_there_with_all_its_arguments_explained(kind, name):
     ("package", "base", "keys"),
     [
         (torch.optim, torch.optim.Optimizer, ["groups", "no_decay", "match"]),
-        (torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler, ["step_on", "metric"]),
+        (torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler, ["step_on", "metric", "warmup"]),
     ],
     ids=["optimizer", "scheduler"],
 )
@@ -144,7 +144,9 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
     form = f"form.{'-'.join((package.__name__, *keys))}"
     suggested = SCHEMA["$defs"][form]["properties"]["class"]["anyOf"][0]["enum"]
     suggested = [
-        each for each in suggested if f"emrun.models.schedules.built_in.{each}-step_on-metric" not in SCHEMA["$defs"]
+        each
+        for each in suggested
+        if f"emrun.models.schedules.built_in.{each}-step_on-metric-warmup" not in SCHEMA["$defs"]
     ]
     assert set(suggested) == {name for name, each in classes.items() if each.__module__.startswith(package.__name__)}
     for name in suggested:
@@ -162,10 +164,13 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
         ({"class": "Steps", "milestones": ["50%", "500 updates"]}, True),
         ({"class": "Cosine", "warmpu": "5%"}, False),
         ({"class": "ChainedScheduler", "schedulers": [{"class": "ExponentialLR", "gamma": 0.9}]}, True),
+        ({"class": "ReduceLROnPlateau", "metric": "valid/loss", "warmup": "5%"}, True),
+        ({"class": "ChainedScheduler", "schedulers": [{"class": "ExponentialLR", "warmup": "5%"}]}, False),
     ],
 )
 def test_schedules_of_emrun_are_completed_and_checked(scheduler, fits):
-    form = SCHEMA["$defs"]["form.torch.optim.lr_scheduler-step_on-metric"]["properties"]["class"]["anyOf"][0]["enum"]
+    form = SCHEMA["$defs"]["form.torch.optim.lr_scheduler-step_on-metric-warmup"]
+    form = form["properties"]["class"]["anyOf"][0]["enum"]
     assert {"Cosine", "CosineAnnealingLR"} <= set(form)
     assert VALIDATOR.is_valid(changed(("model", "scheduler"), scheduler)) is fits
 

@@ -132,6 +132,20 @@ def test_masks_of_many_modes_keep_their_numbers(root, passes, mode, size):
     assert np.array_equal(found, expected)
 
 
+def test_values_of_masks_stand_for_classes(root, passes):
+    for index in range(9):
+        stored = np.array([7, 0, 200, 255], np.uint8)[classes(index) % 4]
+        Image.fromarray(stored).save(root / "masks" / f"{index}.png")
+    (batches,) = passes(make(values=[7, 0, 200]), "train", training=False)
+    expected = np.stack([np.array([0, 1, 2, 255])[classes(index) % 4] for index in range(9)])
+    assert np.array_equal(together(batches, "mask"), expected)
+    with pytest.raises(StreamError, match=r"a pixel has 200, which is not one of values: \[7, 0\]"):
+        passes(make(values=[7, 0]), "train", training=False)
+    for wrong in ([0, 0], 255, [-1, 2]):
+        with pytest.raises(ArgumentError, match=r"^values: "):
+            make(size=6, values=wrong)
+
+
 def test_pictures_and_masks_are_turned_upright_alike(root, passes):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -245,7 +259,7 @@ def test_masks_of_0_and_255_whose_class_would_be_ignored_are_a_warning(root, cap
     for index in range(9):
         Image.fromarray(np.where(classes(index) > 0, other, 0).astype(np.uint8)).save(root / "masks" / f"{index}.png")
     make(size=6)
-    said = "mask: the first masks have no class but 0, and 255, which is ignored; if it is a class, write 1 into"
+    said = "mask: the first masks have no class but 0, and 255, which is ignored; if it is a class, write values: [0,"
     assert any(said in record.getMessage() for record in caplog.records) is warns
 
 

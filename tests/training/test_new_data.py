@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from emrun import create_training, predict
-from emrun.base.errors import HookError, StreamError, UsageError, exit_status
+from emrun import create_training, evaluate, predict
+from emrun.base.errors import ConfigError, HookError, StreamError, UsageError, exit_status
 from emrun.cli import emrun as commands
 
 RNG = np.random.default_rng(0)
@@ -154,6 +155,48 @@ def test_what_is_wrong_with_pictures_is_said_with_the_file(pictures):
     assert len(predict(run, data="large", overrides=["dataset.size=8"])["id"]) == 2  # as the message says
 
 
+def test_transforms_of_the_training_alone_need_no_library_to_evaluate_or_predict(pictures, monkeypatch):
+    dataset = {"class": "ImageFolder", "train": "train", "split": {"valid": 0.34, "by": "label"}}
+    run = run_of(dataset, linear(192, 2, source="image"))
+    expected = predict(run, data="new"), evaluate(run, "valid")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    more = ["dataset.augment=[{ColorJitter: {brightness: 0.3}}]"]
+    assert (predict(run, data="new", overrides=more)["logits"] == expected[0]["logits"]).all()
+    assert evaluate(run, "valid", more) == expected[1]
+    with pytest.raises(ConfigError, match="torchvision"):
+        create_training("run/config.yaml", output_dir="again", overrides=more)
+    with pytest.raises(ConfigError, match="torchvision"):
+        predict(run, data="new", overrides=["dataset.transform=[{Resize: {size: [8, 8]}}]"])
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_any_number_of_bad_new_examples_is_left_out_by_name(pictures, policy, caplog):
+    run = run_of({"class": "ImageFolder", "train": "train", "batch_size": 2}, linear(192, 2, source="image"))
+    for name in ("0.png", "2.png", "sub/3.png"):
+        Path("new", name).write_bytes(Path("new", name).read_bytes()[:60])
+    more = [f"main_loop.on_bad_example={policy}"]
+    made = predict(run, data="new", file="made.csv", overrides=more)
+    assert made.rows == 3
+    assert sorted(made.left_out) == ["0.png", "2.png", "sub/3.png"]
+    assert [row["id"] for row in rows("made.csv")] == ["4.png", "sub/1.png", "sub/5.png"]
+    (told,) = [each for each in caplog.records if each.getMessage().endswith("left out 3 bad examples")]
+    assert (told.levelname, [each[:5] for each in told.names]) == ("WARNING", ["0.png", "2.png", "sub/3"])
+    words = ["predict", "run", "--data", "new", "-o", "masks.csv", *more]
+    assert "without 3 bad examples: 0.png, 2.png, sub/3.png" in CliRunner().invoke(commands, words).output
+    for path in Path("new").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(StreamError, match="stream 'new' has no batch for the model"):
+        predict(run, data="new", file="other.csv", overrides=more)
+    assert not Path("other.csv").exists()
+
+
+def test_many_columns_are_one_line_that_names_the_masks(pictures):
+    run = run_of({"class": "ImageFolder", "train": "train"}, linear(192, 40, source="image"))
+    told = CliRunner().invoke(commands, ["predict", "run", "--data", "new", "-o", "made.csv"]).output
+    assert "logits.17 and 22 more; for masks of pictures, write -o masks/\n" in told
+    assert predict(run, data="new", file="made.csv", overwrite=True).columns[-1] == "logits.39"
+
+
 @pytest.mark.parametrize("split", [TABLE["split"], None])
 @pytest.mark.parametrize("normalize", [TABLE["normalize"], None])
 def test_rows_without_the_target_where_the_train_rows_are_not(split, normalize):
@@ -233,7 +276,7 @@ def test_what_is_wrong_with_rows_is_said_with_file_and_row():
         ("less.csv", r"less\.csv has none of the columns a, b, label"),
         ("target.csv", r"forward of Sequential needs x, which the batch does not have \(it has label, id\)"),
         ("unnamed.csv", r"unnamed\.csv has no column 'name'"),
-        ("gap.csv", r"gap\.csv: column 'a': Row #4 is empty; fill it"),
+        ("gap.csv", r"gap\.csv: column 'a': Row #4 is empty; write a value"),
         ("word.csv", r"word\.csv cannot be read: In CSV column #1: Row #4: .* invalid value 'three'"),
         ("mixed.csv", r"mixed\.csv cannot be read: CSV parse error: Row #4: Expected 5 columns, got 1"),
         ("semicolons.csv", r"semicolons\.csv: cells are separated by ';'; write commas"),
@@ -243,7 +286,7 @@ def test_what_is_wrong_with_rows_is_said_with_file_and_row():
         assert exit_status(raised.value) == 2, file
         assert file in f"{raised.value}{raised.value.__notes__}"
         assert not [path for path in Path().iterdir() if "made.csv" in path.name]
-    for file, override in (("unnamed.csv", "dataset.id=null"), ("gap.csv", "dataset.fill={a: 0}")):  # as they say
+    for file, override in (("unnamed.csv", "dataset.id=null"), ("gap.csv", 'dataset.fill={"a": 0}')):  # as they say
         assert len(predict(run, data=file, overrides=[override])["logits"]) == 4
 
 
@@ -256,6 +299,7 @@ def test_values_have_the_unit_of_the_target():
     table("new.csv", 4, "name,a,b")
     found = predict(run, data="new.csv")
     assert list(found) == ["id", "logits"]
+    assert predict(run, data="new.csv", file="made.csv").columns == ("id", "logits")  # not logits.0
     assert ((found["logits"] > 90) & (found["logits"] < 140)).all()
     with pytest.raises(HookError, match=r"no loss of the model says how .* \(there is MSELoss\); write softmax"):
         predict(run, data="new.csv", probabilities=True)
@@ -552,3 +596,94 @@ def test_the_command_takes_a_stream_or_data():
     status, told = call("dataset.batch_size=1", "~hooks", "valid", "--overwrite", "--probabilities", "softmax")
     assert status == 0, told
     assert "p.csv: 6 rows of stream valid: id, class, name" in told
+
+
+def test_a_mixture_reads_new_data_by_the_dataset_that_is_left(pictures):
+    one = {"class": "emrun.datasets.ImageFolder", "train": "train"}
+    dataset = {
+        "class": "Mixed", "datasets": {"one": one, "two": {**one, "flip": True}}, "weights": {"one": 1, "two": 1},
+        "batches_per_epoch": 2,
+    }  # fmt: skip
+    run = moved(run_of(dataset, linear(192, 2, source="image")), "new")
+    shutil.rmtree("train")
+    with pytest.raises(StreamError, match="new data could be those of one, two; leave all but one out, as by") as told:
+        predict(run, data="far/new")
+    assert exit_status(told.value) == 2
+    overrides = re.findall(r"'(~[^']+)'", str(told.value))
+    assert overrides == ["~dataset.datasets.two", "~dataset.weights.two"]
+    found = predict(run, data="far/new", probabilities=True, overrides=overrides)
+    assert found["id"].tolist()[0] == "0.png"
+    assert "probability.cat" in found
+
+
+def test_windows_of_new_texts_where_the_train_texts_are_not():
+    Path("t.txt").write_text("to be or not to be " * 20)
+    Path("new").mkdir()
+    Path("new/a.txt").write_text("that is the question " * 3)
+    model = {
+        "module": {"class": "torch.nn.Embedding", "num_embeddings": 256, "embedding_dim": 256},
+        "inputs": ["tokens"],
+        "outputs": ["logits"],
+        "loss": {"import": "emrun.losses.next_token", "inputs": ["logits", "tokens"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    }
+    dataset = {"class": "TokenWindows", "train": "t.txt", "window": 9, "cache_dir": "tokens"}
+    run = run_of(dataset, model)
+    run = moved(run, "new")
+    Path("t.txt").unlink()
+    shutil.rmtree("tokens")
+    found = predict(run, data="far/new")
+    assert found["logits"].shape == (6, 9, 256)
+    assert not Path("tokens").exists()
+    Path("short.txt").write_text("short")
+    with pytest.raises(StreamError, match="5 tokens are too few; a window and its targets need 10"):
+        predict(run, data="short.txt")
+
+
+def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path, monkeypatch):
+    Path("my_torch.py").write_text(
+        "import torch\n"
+        "class Numbers(torch.utils.data.Dataset):\n"
+        "    def __init__(self, n):\n"
+        "        self.n = n\n"
+        "    def __len__(self):\n"
+        "        return self.n\n"
+        "    def __getitem__(self, i):\n"
+        "        return torch.full((2,), float(i)), i % 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset = {"class": "TorchDataset", "train": {"class": "my_torch.Numbers", "n": 8}, "sources": ["x", "label"]}
+    run = run_of(dataset, linear(2, 2))
+    Path("new.txt").write_text("")
+    with pytest.raises(UsageError, match=r"predict RUN test 'dataset\.test=\.\.\.' \(its streams: train\)"):
+        predict(run, data="new.txt")
+    given = "dataset.test={class: my_torch.Numbers, n: 3}"
+    assert predict(run, "test", overrides=[given])["logits"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 8, 9]])
+def test_new_shards_have_the_size_of_the_train_pictures_if_these_have_one(sizes):
+    def write(path, sides):
+        with tarfile.open(path, "w") as archive:
+            for number, side in enumerate(sides):
+                file = io.BytesIO()
+                Image.fromarray(RNG.integers(0, 255, (side, side, 3)).astype(np.uint8)).save(file, "png")
+                for field, content in (("png", file.getvalue()), ("cls", b"0")):
+                    member = tarfile.TarInfo(f"{number:03}.{field}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+    write("t.tar", sizes * 2)
+    dataset = {"class": "TarShards", "train": "t.tar", "sources": {"image": "png", "label": "cls"}, "batch_size": 1}
+    model = linear(3, 2, source="image")
+    model["module"]["args"].insert(0, {"class": "torch.nn.AdaptiveAvgPool2d", "output_size": 1})
+    run = run_of(dataset, model)
+    write("new.tar", [8, 9])
+    if len(sizes) > 1:
+        assert len(predict(run, data="new.tar")["id"]) == 2
+        return
+    with pytest.raises(
+        StreamError, match=r"9 x 9 pixels \(height x width\), but the first image of train has 8 x 8; set"
+    ):
+        predict(run, data="new.tar")
+    assert len(predict(run, data="new.tar", overrides=["dataset.size=8"])["id"]) == 2

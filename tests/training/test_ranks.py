@@ -269,7 +269,13 @@ VARIANTS = {
         "model__scheduler": {"class": "Cosine", "warmup": "2 updates"},
     },
     "a plateau": {
-        "model__scheduler": {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 0, "factor": 0.3},
+        "model__scheduler": {
+            "class": "ReduceLROnPlateau",
+            "metric": "valid/loss/mean",
+            "patience": 0,
+            "factor": 0.3,
+            "warmup": "2 passes",
+        },
         "model__optimizer": {"class": "Adam", "lr": 1.0},
         "hooks": ["ComputeStats", {"StopOnPlateau": {"short_term": 1, "long_term": 3}}, {"StopAfter": {"epochs": 20}}],
     },

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from training.resuming import config_of, interrupted, plain, resumed, stopped, train_with
 
 from emrun import AbstractHook, create_training, load_run, read_steps
-from emrun.base.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, EmrunError, StateError
 from emrun.training.create import train
 from emrun.training.resume import resume_training
 
@@ -165,6 +165,10 @@ for each in SCHEDULERS.values():
     each["step_on"] = "update"
 SCHEDULERS["sequence"]["milestones"] = [7]
 SCHEDULERS["plateau"] = {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 0}
+SCHEDULERS["in a warm-up"] = {**SCHEDULERS["plateau"], "warmup": "8 updates"}
+SCHEDULERS["at the end of a warm-up"] = {**SCHEDULERS["step"], "warmup": "6 updates"}
+SCHEDULERS["after a warm-up"] = {**SCHEDULERS["linear"], "warmup": "5 updates"}
+SCHEDULERS = {name.replace(" ", "_").replace("-", "_"): each for name, each in SCHEDULERS.items()}
 
 
 @pytest.fixture
@@ -254,6 +258,33 @@ def test_changed_milestones_of_a_schedule_replace_the_saved_ones(project):
     scheduler = resume_training(directory, more).model.scheduler.scheduler
     assert (scheduler.milestones, scheduler.last_epoch) == ({4: 1, 7: 1}, 5)
     assert scheduler.get_last_lr() == [pytest.approx(0.01)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rates"),
+    [
+        ("5 updates", "5 updates", [1] * 5),
+        ("5 updates", "8 updates", [6 / 8, 7 / 8, 1, 1, 1]),
+        ("5 updates", "2 updates", [1] * 5),
+        ("4 updates", "8 updates", [1] * 5),  # it is over
+        ("100%", "100%", [each / 10 for each in range(6, 11)]),
+    ],
+)
+def test_a_changed_warmup_counts_from_the_resume_unless_it_is_over(project, before, after, rates):
+    schedule = {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 9, "warmup": before}
+    directory = stopped(project, config_with({"class": "SGD", "lr": 0.5}, schedule))
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.warmup={after}"]))
+    found = list(read_steps(directory)["learning_rate"])
+    assert found[5:] == pytest.approx([0.5 * each for each in rates])
+
+
+@pytest.mark.parametrize("change", [("3 updates", None), (None, "3 updates")])
+def test_a_resume_neither_adds_nor_removes_a_warmup(project, change):
+    before, after = ({"class": "StepLR", "step_size": 9, **({"warmup": each} if each else {})} for each in change)
+    directory = stopped(project, config_with({"class": "SGD", "lr": 0.5}, before))
+    override = f"model.scheduler.warmup={after['warmup']}" if "warmup" in after else "~model.scheduler.warmup"
+    with pytest.raises(EmrunError, match=r"scheduler\.warmup was added or removed; a resume cannot change that"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2", override])
 
 
 def config_with(optimizer, scheduler=None):

@@ -79,9 +79,12 @@ class ScheduledOptimizer:
             raise ArgumentError(self.key, "missing key 'match': a regular expression for the parameters that it trains")
         self.replace(None if form is None else build_optimizer(module, form, self.key))
         self.scheduler: Schedule | None = None
+        self.phases: ClosedForm | None = None
+        """The schedule or its warm-up, which steps after each update and follows the length of the run."""
         if scheduler is not None:
             with self.errors():
                 self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{scheduler_key}")
+            self.phases = self.scheduler if isinstance(self.scheduler, ClosedForm) else self.scheduler.warmup
             if self.scheduler.on_update:  # it also steps after a window whose update was skipped
                 mark_as_stepped(self.optimizer)
         self._configured = [] if self.optimizer is None else configured_arguments(module, self.optimizer)
@@ -136,9 +139,9 @@ class ScheduledOptimizer:
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        if isinstance(self.scheduler, ClosedForm):
+        if self.phases is not None:
             with self.errors():
-                self.scheduler.begin(_horizon_of(loop), loop)
+                self.phases.begin(_horizon_of(loop), loop)
 
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
@@ -174,18 +177,21 @@ class ScheduledOptimizer:
         schedule = self.scheduler
         assert schedule is not None
         with self.errors():
+            phases = self.phases
+            is_due = phases is not None and phases.is_awaited(horizon) and phases.planned is None
             if isinstance(schedule, ClosedForm):
-                return schedule.shown(horizon), schedule.is_awaited(horizon) and schedule.planned is None
-            if horizon.share is not None:
-                horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
+                return schedule.shown(horizon), is_due
             epochs = _epochs_of(loop, horizon)
             steps = horizon.updates if schedule.on_update else epochs
-            is_due = horizon.is_awaited and schedule.metric is None and steps is None
+            is_due = is_due or (horizon.is_awaited and schedule.metric is None and steps is None)
             return schedule.shown(horizon, epochs), is_due
 
     def step_schedule(self) -> None:
-        """Step a schedule that steps after each update."""
-        self.scheduler.step(None)  # type: ignore[union-attr]
+        """Step what steps after each update, the warm-up first."""
+        if self.phases is not None:
+            self.phases.step()
+        if isinstance(self.scheduler, Scheduler) and self.scheduler.on_update:
+            self.scheduler.step(None)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step a scheduler that steps after each training epoch."""
@@ -197,9 +203,9 @@ class ScheduledOptimizer:
         """Return the learning rates of the next update; None without an optimizer."""
         if self.optimizer is None:
             return None
-        if self.rates is None and isinstance(self.scheduler, ClosedForm):
+        if self.rates is None and self.phases is not None:
             with suppress(ArgumentError):  # the first update raises it again, if there is one
-                self.scheduler.begin(_horizon_of(loop), loop)
+                self.phases.begin(_horizon_of(loop), loop)
         return learning_rates(self.optimizer)
 
     def set_mode(self, *, train: bool) -> None:
@@ -272,11 +278,12 @@ class ScheduledOptimizer:
             StateError: the length has changed, and with it the rates of updates that were made; or the schedule is
                 over, and nothing limits the updates of the run any more.
         """
-        if not isinstance(self.scheduler, ClosedForm):
+        if self.phases is None:
             return
         horizon = _horizon_of(loop)
-        refusal = self.scheduler.refusal(horizon)
-        if refusal is None and loop is not None and loop.has_run and horizon.updates is None:
+        refusal = self.phases.refusal(horizon)
+        is_endless = loop is not None and loop.has_run and horizon.updates is None
+        if refusal is None and is_endless and isinstance(self.scheduler, ClosedForm):
             refusal = self.scheduler.refusal_without_end()
         if refusal is not None:
             key = f"model.{self._scheduler_key}"
@@ -317,6 +324,6 @@ def _epochs_of(loop: Loop, horizon: Horizon) -> int | None:
     units = ("epochs",) if fixed else ("epochs", "passes")  # an epoch of a fixed size is not a pass
     epochs = [limits[unit] for unit in units if unit in limits]
     updates_per_epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
-    if horizon.updates is not None and updates_per_epoch is not None:
+    if horizon.updates is not None and horizon.share is None and updates_per_epoch is not None:
         epochs.append(horizon.updates // updates_per_epoch)
     return min(epochs, default=None)

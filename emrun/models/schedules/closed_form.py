@@ -194,7 +194,7 @@ class ClosedForm(ABC):
                     )
         old = self.planned
         if old is not None and horizon.updates is None:
-            horizon = _horizon_of(old)
+            horizon = horizon_of(old)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
         new: State = {"began": self.updates_done, **of_run}
         if old is not None and not self._is_changed:
@@ -280,13 +280,13 @@ class ClosedForm(ABC):
         )
 
     def _factor_of(self, plan: Values) -> Factor:
-        return self.factor(_horizon_of(plan))
+        return self.factor(horizon_of(plan))
 
     def _cooldown_begin(self, plan: Values) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
         if self.cooldown is None or plan["updates"] is None:
             return None
-        return int(plan["updates"]) - self.cooldown.updates(_horizon_of(plan))
+        return int(plan["updates"]) - self.cooldown.updates(horizon_of(plan))
 
     def shown(self, horizon: Horizon) -> SchedulePlan:
         """Return the plan of a run of this length.
@@ -316,7 +316,7 @@ class ClosedForm(ABC):
         factor = self.plan(horizon)
         plan = self.planned or {}
         updates = plan["updates"]
-        planned = _horizon_of(plan)
+        planned = horizon_of(plan)
         name += "".join(f", {length.name} {counted(length.updates(planned), 'update')}" for length in self.lengths())
         if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
@@ -348,10 +348,12 @@ class ClosedForm(ABC):
         if updates is not None and loop is not None and loop.has_run:
             self._at_cooldown = updates, loop
         # the parameter groups, of which a hook may have added some
-        self._groups = [
-            (group, float(group.setdefault("initial_lr", float(group["lr"])))) for group in self.optimizer.param_groups
-        ]
+        self._groups = list(zip(self.optimizer.param_groups, self.bases(), strict=True))
         self._set_rates()
+
+    def bases(self) -> list[float]:
+        """Return the rate of each parameter group of which the updates have shares."""
+        return [float(group.setdefault("initial_lr", float(group["lr"]))) for group in self.optimizer.param_groups]
 
     def step(self, epoch_data: object = None) -> None:
         """Count an update, and set the rates of the next one."""
@@ -394,5 +396,6 @@ class ClosedForm(ABC):
         self._factor = None
 
 
-def _horizon_of(plan: Values) -> Horizon:
+def horizon_of(plan: Values) -> Horizon:
+    """Return the horizon of a plan."""
     return Horizon(plan["updates"], plan["updates_per_pass"])

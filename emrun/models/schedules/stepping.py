@@ -7,16 +7,19 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from emrun.base.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import EpochData, Factory, Horizon, State, Values
 from emrun.epoch_data import check_address, number_at
+from emrun.hook import Loop
 from emrun.models.optimizers.build import is_raised_by_torch
 from emrun.models.optimizers.state import check_class, equal, refusals
-from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.built_in import Constant
+from emrun.models.schedules.closed_form import ClosedForm, horizon_of
 from emrun.models.schedules.curves import base_rates
 from emrun.models.schedules.preview import INNER, MOST_STEPS, all_in, on_dummy, rates_ahead, steps_made, without_rate
 from emrun.schedule_plan import SchedulePlan
@@ -32,13 +35,22 @@ class Scheduler:
         scheduler: one of torch's schedulers.
         on_update: step after each update instead of after each epoch.
         metric: the address `stream/variable/aggregation` of the statistic that each step gets.
+        warmup: what precedes the first step; None for nothing.
         key: its key in the config, for messages.
     """
 
-    def __init__(self, scheduler: Any, on_update: bool, metric: str | None, key: str = "model.scheduler") -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        on_update: bool,
+        metric: str | None,
+        warmup: WarmUp | None = None,
+        key: str = "model.scheduler",
+    ) -> None:
         self.scheduler = scheduler
         self.on_update = on_update
         self.metric = metric
+        self.warmup = warmup
         self.key = key
         self._configured = _plain(scheduler.state_dict())
         self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
@@ -50,6 +62,7 @@ class Scheduler:
             "class": _class_of(self.scheduler),
             "configured": self._configured,
             "state": _plain(self.scheduler.state_dict()),
+            "warmup": self.warmup.state_dict() if self.warmup is not None else None,
         }
 
     def load_state_dict(self, saved: Values) -> None:
@@ -59,6 +72,11 @@ class Scheduler:
             StateError: the state belongs to another scheduler, or the scheduler refuses it.
         """
         check_class(saved, "scheduler", _class_of(self.scheduler))
+        of_warmup: Values | None = saved.get("warmup")
+        if (of_warmup is None) is not (self.warmup is None):
+            raise StateError("model.scheduler.warmup was added or removed; a resume cannot change that")
+        if self.warmup is not None and of_warmup is not None:
+            self.warmup.load_state_dict(of_warmup)
         old = saved["configured"]
         new = self._configured
         with refusals("scheduler", self.scheduler):
@@ -88,11 +106,18 @@ class Scheduler:
             ArgumentError: a step of the scheduler raises an error.
         """
         name = _class_of(self.scheduler)
+        rising = 0  # updates of the warm-up
+        if self.warmup is not None:
+            name += self.warmup.shown(horizon).name
+            if horizon.share is None and horizon.updates is not None:
+                rising = self.warmup.updates(horizon)
+        if horizon.share is not None:
+            horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
         # what is not known in advance
         if self.metric is not None:
             return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
         steps = horizon.updates if self.on_update else epochs
-        if steps is None:
+        if steps is None or (self.warmup is not None and horizon.updates is None):
             when = "known after the zeroth epoch" if horizon.is_awaited else "not known"
             return SchedulePlan(name, note=f"the length of the run is {when}")
         epochs = None if self.on_update else epochs
@@ -105,12 +130,18 @@ class Scheduler:
             )
         # the rates that are left, and those from the beginning
         unit = "updates" if self.on_update else "epochs"
+        per_step = (horizon.updates or 0) // steps if epochs else 1
+        missed = min(rising // max(per_step, 1), steps)
         made = steps_made(now)
-        rates = rates_ahead(now, steps, unit)
+        rates = rates_ahead(now, steps - missed, unit)
         self._warn_without_rate(rates, unit)
-        if made:
-            rates = rates_ahead(first, steps, unit)
-        return SchedulePlan(name, horizon.updates, epochs, rates=[of_group[: max(steps, 1)] for of_group in rates])
+        if made or rising:
+            rates = rates_ahead(first, steps - missed, unit)
+        # with the warm-up
+        shares = [min((index * per_step + 1) / max(rising, 1), 1.0) for index in range(max(steps, 1))]
+        shown = [[*of_group[:1] * missed, *of_group] for of_group in rates]
+        shown = [[rate * share for rate, share in zip(of_group, shares, strict=False)] for of_group in shown]
+        return SchedulePlan(name, horizon.updates, epochs, rates=shown)
 
     def _warn_without_rate(self, rates: list[list[float]], unit: str) -> None:
         """Warn once if the rate is 0 in most of the steps that are left."""
@@ -130,11 +161,13 @@ class Scheduler:
             )
 
     def step(self, epoch_data: EpochData | None) -> None:
-        """Step the scheduler; with a metric, only after an epoch that evaluated the stream of the metric.
+        """Step the scheduler, after the warm-up; with a metric, only after an epoch that evaluated its stream.
 
         Raises:
             ArgumentError: the data of the epoch does not have the metric, or the metric is not a number.
         """
+        if self.warmup is not None and not self.warmup.is_over:
+            return
         if self.metric is None:
             self.scheduler.step()
             return
@@ -144,6 +177,67 @@ class Scheduler:
             raise ArgumentError("scheduler", f"{error}; see ComputeStats") from error
         if value is not None:
             self.scheduler.step(value)
+
+
+class WarmUp(Constant):
+    """The warm-up before a scheduler of torch: update k of W has k / W of the rates that the scheduler begins with.
+
+    The scheduler makes no step before an update after the warm-up was made, so that it begins then as it would without
+    a warm-up.
+
+    Args:
+        optimizer: the optimizer, whose scheduler is built.
+        warmup: the length.
+
+    Attributes:
+        is_over: whether an update after the warm-up was made; from then on, the rates are those of the scheduler.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, warmup: float | str) -> None:
+        super().__init__(optimizer, warmup=warmup)
+        self.is_over = False
+        self._on_extend = "replan"  # the scheduler of torch has a length of its own
+        self._full = [float(group["lr"]) for group in optimizer.param_groups]
+        self._done = self._end = 0.0  # how far the run was before the update, and at the end of the warm-up
+
+    def bases(self) -> list[float]:
+        """Return the rates that the scheduler begins with."""
+        return [*self._full, *super().bases()[len(self._full) :]]
+
+    def updates(self, horizon: Horizon) -> int:
+        """Return the number of updates of the warm-up."""
+        return sum(length.updates(horizon) for length in self.lengths())
+
+    def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
+        """Set the rates of the next update; see the base class."""
+        self._place = self.by_time(float, horizon)
+        super().begin(horizon, loop)
+        if self.planned is not None:
+            self._end = self.updates(horizon_of(self.planned))
+
+    def step(self, epoch_data: object = None) -> None:
+        """Count an update, and set the rates of the next one of the warm-up."""
+        self.is_over = self.is_over or self._done >= self._end
+        super().step()
+
+    def shown(self, horizon: Horizon) -> SchedulePlan:
+        """Return the plan; its name is what follows that of the scheduler."""
+        plan = super().shown(horizon)
+        return replace(plan, name=plan.name.removeprefix(type(self).__name__))
+
+    def state_dict(self) -> State:
+        """Return the state of the base class, and whether the warm-up is over."""
+        return {**super().state_dict(), "is_over": self.is_over}
+
+    def load_state_dict(self, saved: Values) -> None:
+        """Load what `state_dict` returned."""
+        super().load_state_dict(saved)
+        self.is_over = saved["is_over"]
+
+    def _set_rates(self) -> None:
+        if not self.is_over:
+            self._done = self._place(self.updates_done)
+            super()._set_rates()
 
 
 Schedule = Scheduler | ClosedForm
@@ -157,7 +251,7 @@ def build_scheduler(
 
     Args:
         optimizer: the optimizer whose learning rates the scheduler sets.
-        form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
+        form: called with the optimizer; its options are `step_on` (`epoch` or `update`), `metric` and `warmup`.
         key: the key of the scheduler in the config.
 
     Raises:
@@ -201,7 +295,13 @@ def build_scheduler(
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler.metric", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
-    return Scheduler(scheduler, step_on == "update", metric, key)
+    # what precedes it
+    warmup = options.get("warmup")
+    try:
+        rise = None if warmup in (None, 0) else WarmUp(optimizer, warmup)
+    except ArgumentError as error:
+        raise ArgumentError("scheduler.warmup", error.message) from error
+    return Scheduler(scheduler, step_on == "update", metric, rise, key)
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:

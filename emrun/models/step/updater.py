@@ -88,7 +88,9 @@ class Updater:
         self._parameters = all_parameters(model.module)
         self.list_optimizers()
         self.scheduled = [
-            each for each in optimizers.members if each.scheduler is not None and each.scheduler.on_update
+            each
+            for each in optimizers.members
+            if each.phases is not None or (each.scheduler is not None and each.scheduler.on_update)
         ]
         # the hooks of an update
         self._before = self._notifying("before_update")

@@ -46,10 +46,10 @@ def scheduled(scheduler, **options):
     return Factory(scheduler, options=options, **({"gamma": 0.5} if scheduler is EXPONENTIAL else {"patience": 0}))
 
 
-def train(scheduler, epochs=3, extra_streams=("valid",), stop=None, **arguments):
+def train(scheduler, epochs=3, extra_streams=("valid",), stop=None, hooks=(), momentum=0.0, **arguments):
     rates = Rates()
-    model = TorchModel(Normed(), optimizer=sgd(momentum=0.0), scheduler=scheduler)
-    hooks = [ComputeStats(["loss"]), rates, stop or StopAfter(epochs=epochs)]
+    model = TorchModel(Normed(), optimizer=sgd(momentum=momentum), scheduler=scheduler)
+    hooks = [ComputeStats(["loss"]), *hooks, rates, stop or StopAfter(epochs=epochs)]
     loop = MainLoop(model, DATA, hooks, extra_streams=extra_streams, **arguments)
     loop.run_training()
     return loop, rates
@@ -362,3 +362,124 @@ def test_a_metric_may_be_a_number_of_any_library(value):
     model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
     MainLoop(model, DATA, [Writes(), StopAfter(epochs=1)], extra_streams=["valid"]).run_training()
     assert model.scheduler.scheduler.last_epoch == 1
+
+
+def warmed(scheduler, warmup, **options):
+    return scheduled(scheduler, warmup=warmup, **options)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "shares", "counted"),
+    [
+        ("2 updates", [1 / 2, 1, 1, 1, 1, 1], 2),
+        ("3 updates", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("4 updates", [1 / 4, 2 / 4, 3 / 4, 1, 1, 1], 1),
+        ("1 pass", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("50%", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("100%", [update / 6 for update in range(1, 7)], 0),
+        ("0%", [1] * 6, 2),
+        (0, [1] * 6, 2),
+    ],
+)
+def test_a_plateau_counts_the_epochs_with_an_update_after_the_warmup(warmup, shares, counted):
+    loop, rates = train(warmed(PLATEAU, warmup, metric="valid/loss/mean"), epochs=2)
+    assert rates.updates == shares
+    assert loop.model.scheduler.scheduler.last_epoch == counted
+
+
+def test_what_happens_in_the_warmup_reduces_no_rate():
+    options = {"metric": "valid/worse/mean"}
+    plain, plain_rates = train(scheduled(PLATEAU, **options), 4, hooks=[Worse()])
+    loop, rates = train(warmed(PLATEAU, "6 updates", **options), 6, hooks=[Worse()])
+    assert rates.updates[:6] == [update / 6 for update in range(1, 7)]
+    assert rates.updates[6:] == plain_rates.updates
+    assert rate_of(loop) == rate_of(plain) < 1
+
+
+class Worse(AbstractHook):
+    """Writes a statistic that gets worse with each epoch."""
+
+    writes = ("worse",)
+
+    def after_epoch(self, epoch_id, epoch_data):
+        epoch_data["valid"]["worse"] = {"mean": float(epoch_id)}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "arguments"),
+    [
+        (torch.optim.lr_scheduler.ExponentialLR, {"gamma": 0.5}),
+        (torch.optim.lr_scheduler.LinearLR, {"start_factor": 0.5, "total_iters": 4}),
+        (torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 2.0, "total_steps": 9}),
+        (torch.optim.lr_scheduler.LambdaLR, {"lr_lambda": lambda step: 4.0 + step}),
+    ],
+)
+def test_a_warmup_precedes_any_scheduler_and_ends_at_its_first_rate(scheduler, arguments):
+    form = Factory(scheduler, options={"step_on": "update", "warmup": "3 updates"}, **arguments)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+    raw, expected = scheduler(optimizer, **arguments), []
+    for _ in range(6):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        raw.step()
+    _, rates = train(form, epochs=3, momentum=0.5)
+    assert rates.updates == [expected[0] * (update / 3) for update in (1, 2, 3)] + expected
+
+
+def test_a_warmup_keeps_the_shares_of_parameter_groups_and_counts_windows():
+    groups = sgd(momentum=0.0)
+    groups.options["groups"] = [{"match": "bias", "lr": 0.5}]
+    model = TorchModel(
+        torch.nn.Linear(2, 1), inputs=["x"], outputs=["y"], loss=Factory(Mean, options={"inputs": ["y"]}),
+        optimizer=groups, scheduler=warmed(EXPONENTIAL, "2 updates"), accumulate=2,
+    )  # fmt: skip
+    rates = []
+
+    class All(AbstractHook):
+        def before_update(self, model):
+            rates.append([group["lr"] for group in model.optimizer.param_groups])
+
+    MainLoop(model, DATA, [All(), StopAfter(epochs=2)]).run_training()
+    assert sorted(rates[0]) == [0.25, 0.5]
+    assert [sorted(each) for each in rates[1:]] == [[0.5, 1.0]] * 3
+
+
+class Mean:
+    def __call__(self, y):
+        return y.mean()
+
+
+@pytest.mark.parametrize(
+    ("warmup", "key", "message"),
+    [
+        (5, "scheduler.warmup", "5 is not a length with a unit; write a share of the run such as '5%', or"),
+        ("7 updates", "scheduler.warmup", "7 updates: the run makes only 6 updates; make the warm-up shorter"),
+        (True, "scheduler.warmup", "True is not a length with a unit"),
+    ],
+)
+def test_a_wrong_warmup_is_refused_before_an_update(warmup, key, message):
+    with pytest.raises(ArgumentError) as caught:
+        train(warmed(EXPONENTIAL, warmup), epochs=2)
+    assert caught.value.argument == key
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "rates"),
+    [
+        ({"metric": "valid/loss/mean"}, "{} over 9 updates: {}, warm-up 3 updates; the rate depends on {}", None),
+        ({"step_on": "update"}, "{} over 9 updates: {}, warm-up 3 updates", [1, 2, 3, 3, 1.5]),
+        ({}, "{} over 9 updates, 3 epochs: {}, warm-up 3 updates", [1, 3, 1.5]),
+    ],
+)
+def test_the_plan_has_the_warmup(options, line, rates):
+    kind = PLATEAU if "metric" in options else EXPONENTIAL
+    form = warmed(kind, "3 updates", **options)
+    model = TorchModel(Normed(), optimizer=sgd(momentum=0.0), scheduler=form)
+    data = Streams(train=[{"x": torch.ones(2, 2)}] * 3, valid=[])
+    data.num_batches = {"train": 3}
+    loop = MainLoop(model, data, [ComputeStats(["loss"]), StopAfter(epochs=3)], extra_streams=["valid"])
+    plan = loop.model.schedule_plan()
+    assert plan.lines()[0] == line.format("learning rate", kind.__name__, "valid/loss/mean")
+    if rates is not None:
+        assert [3 * each for each in plan.rates[0][: len(rates)]] == pytest.approx(rates)
