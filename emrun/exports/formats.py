@@ -72,6 +72,7 @@ _OF_PROGRAMS = frozenset({"stream", "dynamic", "probabilities", "tolerance", "li
 FORMATS: dict[str, Format] = {
     "onnx": Format("emrun.exports.program.write_onnx", _OF_PROGRAMS),
     "torch-export": Format("emrun.exports.program.write_torch_export", _OF_PROGRAMS),
+    "archive": Format("emrun.exports.archive.write_archive", ending=".zip"),
 }
 """The formats by the names that `--to` takes."""
 
