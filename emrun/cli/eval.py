@@ -91,7 +91,9 @@ def evaluate(
                 continue
             statistics: Json = {}
             found.append({**each, "streams": statistics})
-            for stream in streams if each["damage"] is None else ():
+            if each["damage"] is not None:
+                continue
+            for stream in streams:
                 with unwound_by_sigterm(), users_code():
                     statistics.update(
                         evaluate_stream(directory, stream, overrides, config, each["directory"], sys.argv, output_dir)
