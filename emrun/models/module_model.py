@@ -111,6 +111,10 @@ class ModuleModel(AbstractModel):
         self._forward_pass.leave_out_measures()
         self._stream_metrics = None
 
+    def program_inputs(self, batch: Batch) -> Values:
+        """Return the sources of a batch as a program of the model gets them: source -> tensor, or a mapping or list."""
+        return self._forward_pass.inputs.unscaled(batch)
+
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
