@@ -19,11 +19,12 @@ from emrun.base.wording import in_one_line, listed
 from emrun.exports import outside
 
 Tensors = Mapping[str, torch.Tensor]
-_SHARE = {"32": 1e-4, "16": 2e-2}  # of the largest absolute value of an output
+_SHARE_OF_LARGEST = {False: 1e-4, True: 2e-2}
+"""Whether it is calculated in 16 bits -> how much of its largest absolute value an output may differ."""
 
 
 class Case(NamedTuple):
-    """A batch of a program: its inputs, what the model makes of them, and what the batch is, for messages."""
+    """A batch: the inputs of a program, the outputs of the model, and what the batch is, for messages."""
 
     inputs: Tensors
     outputs: Tensors
@@ -31,48 +32,36 @@ class Case(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How an output differs at most: in which batch, and how much is allowed."""
+    """How an output differs at most, how much is allowed, its largest absolute value, and the number of the batch."""
 
     largest: float
     tolerance: float
-    of: float
-    what: str
-
-    @property
-    def is_too_large(self) -> bool:
-        """Whether the output differs by more than is allowed; also if one of the values is not a number."""
-        return not self.largest <= self.tolerance
+    largest_value: float
+    case: int
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return the largest difference between two arrays, infinity if they have other shapes or one has NaN alone."""
-    first = np.asarray(one)
-    second = np.asarray(other)
+    """Return the largest difference between two arrays; infinity if they have other shapes, or one has NaN alone."""
+    first, second = (np.asarray(each) for each in (one, other))
     if first.shape != second.shape:
-        return float("inf")
-    if not first.size:
-        return 0.0
-    wide = np.complex128 if np.iscomplexobj(first) else np.float64
+        return np.inf
     with np.errstate(invalid="ignore"):
-        found = np.abs(first.astype(wide) - second.astype(wide))
+        found = np.abs(first - second) if np.iscomplexobj(first) else np.abs(first.astype(float) - second.astype(float))
     found[(first == second) | (np.isnan(first) & np.isnan(second))] = 0.0
-    return float("inf") if np.isnan(found).any() else float(found.max())
+    return float(np.nan_to_num(found, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def tolerances(cases: Sequence[Case], given: float | None, *, is_16_bits: bool) -> dict[str, tuple[float, float]]:
     """Return output -> the largest difference that is allowed, and the largest absolute value of the output."""
     found = {}
     for name in cases[0].outputs:
-        values = [
-            case.outputs[name].abs() if case.outputs[name].dtype != torch.bool else case.outputs[name] for case in cases
-        ]
-        finite = [each.double()[each.double().isfinite()] for each in values]
-        largest = max((float(each.max()) for each in finite if each.numel()), default=0.0)
-        found[name] = (largest * _SHARE["16" if is_16_bits else "32"] if given is None else given), largest
+        values = np.concatenate([np.abs(case.outputs[name].numpy().astype(float)).ravel() for case in cases])
+        largest = float(values.max(initial=0.0, where=np.isfinite(values)))
+        found[name] = largest * _SHARE_OF_LARGEST[is_16_bits] if given is None else given, largest
     return found
 
 
-def run_outside(program: Path, to: str, cases: Sequence[Case]) -> list[dict[str, np.ndarray[Any, Any]]]:
+def run_outside(program: Path, to: str, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return the outputs of a program for each case, from a process in which emrun cannot be imported.
 
     Raises:
@@ -80,77 +69,54 @@ def run_outside(program: Path, to: str, cases: Sequence[Case]) -> list[dict[str,
     """
     inputs = list(cases[0].inputs)
     outputs = list(cases[0].outputs)
+    found = []
     with temporary_folder("export") as folder:
         for number, case in enumerate(cases):
-            arrays = {f"i{index}": case.inputs[name].numpy() for index, name in enumerate(inputs)}
-            np.savez(folder / f"case-{number}.npz", **arrays)  # type: ignore[arg-type]  # no flag is among the names
+            np.savez(folder / f"case-{number}.npz", *(case.inputs[name].numpy() for name in inputs))
         asked: Json = {"format": to, "program": str(program), "cases": len(cases), "inputs": inputs, "outputs": outputs}
         (folder / "cases.json").write_text(json.dumps(asked), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-I", "-W", "ignore", outside.__file__, str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            cwd=folder,
-        )
-        found = []
+        command = [sys.executable, "-I", "-W", "ignore", outside.__file__, str(folder)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         for number, case in enumerate(cases):
             path = folder / f"found-{number}.npz"
             if not path.exists():
                 lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
                 reason = in_one_line(lines[-1], 600)
-                raise ExportError(f"the program fails outside of emrun, on {case.what}: {reason}; nothing is written")
-            with np.load(path) as arrays_found:
-                found.append({name: arrays_found[f"o{index}"] for index, name in enumerate(outputs)})
+                raise ExportError(f"outside of emrun, the program fails on {case.what}: {reason}; nothing is written")
+            with np.load(path) as arrays:
+                found.append({name: arrays[f"arr_{index}"] for index, name in enumerate(outputs)})
     return found
 
 
 def compare(
-    cases: Sequence[Case],
-    found: Sequence[Mapping[str, Any]],
-    allowed: Mapping[str, tuple[float, float]],
+    cases: Sequence[Case], found: Sequence[Mapping[str, Any]], allowed: Mapping[str, tuple[float, float]]
 ) -> dict[str, Difference]:
-    """Return output -> its largest difference in all cases."""
-    differences = {}
-    for name, (tolerance, largest) in allowed.items():
-        by_case = [difference(case.outputs[name].numpy(), each[name]) for case, each in zip(cases, found, strict=True)]
-        worst = max(range(len(cases)), key=by_case.__getitem__)
-        differences[name] = Difference(by_case[worst], tolerance, largest, cases[worst].what)
-    return differences
-
-
-def refuse(differences: Mapping[str, Difference], found: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> None:
-    """Check that no output differs too much.
+    """Return output -> its largest difference in all cases.
 
     Raises:
-        ExportError: an output differs; the message says what is likely.
+        ExportError: an output differs by more than is allowed; the message says what is likely.
     """
-    wrong = {name: each for name, each in differences.items() if each.is_too_large}
+    differences = {}
+    wrong = []
+    for name, (tolerance, largest_value) in allowed.items():
+        by_case = [difference(case.outputs[name].numpy(), each[name]) for case, each in zip(cases, found, strict=True)]
+        largest = max(by_case)
+        differences[name] = Difference(largest, tolerance, largest_value, by_case.index(largest))
+        if largest > tolerance:
+            same = [case.what for case, each in zip(cases, by_case, strict=True) if each <= tolerance]
+            wrong.append((name, same))
     if not wrong:
-        return
-    name, worst = max(wrong.items(), key=lambda item: item[1].largest / (item[1].tolerance or 1e-30))
-    shapes = [
-        f"{tuple(case.outputs[name].shape)} of the model is {each[name].shape}"
-        for case, each in zip(cases, found, strict=True)
-        if case.what == worst.what and tuple(case.outputs[name].shape) != each[name].shape
-    ]
-    what = (
-        f"by {worst.largest:.3g}, and {worst.tolerance:.3g} is allowed" if not shapes else f"in its shape: {shapes[0]}"
-    )
-    same = [
-        case.what
-        for case, each in zip(cases, found, strict=True)
-        if difference(case.outputs[name].numpy(), each[name]) <= worst.tolerance
-    ]
-    advice = "a part of forward is not calculated in the program as in the model"
+        return differences
+    name, same = wrong[0]
+    worst = differences[name]
+    advice = "forward calculates something else when it is traced"
     if same:
         advice = (
             f"on {same[0]} it is the same, so that the trace has probably frozen a branch or a number of forward: "
             "write torch.where, or another operation on tensors, instead of an if, and keep no state between calls"
         )
-    others = f" (and {listed([each for each in wrong if each != name])})" if len(wrong) > 1 else ""
     raise ExportError(
-        f"output {name!r}{others} of the program differs on {worst.what} {what}; {advice}; nothing is written"
+        f"{listed([each for each, _ in wrong])} of the program is not that of the model: {name!r} differs on "
+        f"{cases[worst.case].what} by {worst.largest:.3g}, and {worst.tolerance:.3g} is allowed; {advice}; nothing is "
+        "written"
     )

@@ -7,34 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emrun.base.types import Json
-from emrun.config.plan import Plan
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import Manifest
 
+_OF_TRACE = ("seed", "train_begin", "git_commit", "emrun", "torch")
 
-def run_identity(
-    run: StoredRun, plan: Plan, checkpoint: tuple[Path, Manifest] | None, overrides: Sequence[str]
-) -> Json:
+
+def run_identity(run: StoredRun, checkpoint: tuple[Path, Manifest] | None, overrides: Sequence[str]) -> Json:
     """Return what tells a run and its checkpoint from others, without the path of the run."""
-    trace = run.trace
-    facts: Json = {
-        "name": plan.get("name", None) or run.directory.name,
-        "directory": run.directory.name,
-        "seed": plan.get("seed", None),
-        "began": trace.get("train_begin"),
-        "config_sha256": hashlib.sha256(run.config_text.encode()).hexdigest(),
-        "git_commit": trace.get("git_commit"),
-        "emrun": trace.get("emrun"),
-        "torch": trace.get("torch"),
-        "overrides": list(overrides),
-    }
+    facts: Json = {"name": run.written.get("name") or run.directory.name, "directory": run.directory.name}
+    facts |= {name: run.trace.get(name) for name in _OF_TRACE}
+    facts |= {"config_sha256": hashlib.sha256(run.config_text.encode()).hexdigest(), "overrides": list(overrides)}
     if checkpoint is not None:
         place, manifest = checkpoint
-        weights = manifest.files.get("model.safetensors", {}).get("sha256")
         facts["checkpoint"] = {
             "directory": place.name,
             "epoch": manifest.epoch,
             "iteration": manifest.iteration,
-            "sha256": weights,
+            "files": manifest.files,
         }
     return facts

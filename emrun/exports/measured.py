@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +38,13 @@ _QUANTILE = 1.959964  # of the normal distribution, for 95 %
 
 
 class Statistic(NamedTuple):
-    """The mean of a loss or metric over examples, with the bounds of its 95 % interval, if the values tell one.
+    """The mean of a loss or metric over the examples of a stream, with its 95 % interval if the values tell one.
 
-    `is_share` says whether each value is 0 or 1, such as that of an accuracy.
+    `is_share` says whether each value is 0 or 1, such as that of an accuracy. `examples` is 0 if it is not known.
     """
 
+    stream: str
+    name: str
     value: float
     examples: int
     interval: tuple[float, float] | None
@@ -63,7 +65,7 @@ class Measured:
     training: Training
     stream: str
     batches: list[Json]
-    statistics: Mapping[str, Statistic]
+    statistics: Sequence[Statistic]
     rows: Mapping[str, int]
     checkpoint: tuple[Path, Manifest] | None
 
@@ -114,9 +116,8 @@ def measure(options: Options) -> Measured:
     rows = _rows_of(loop, streams_of(base))
     if is_whole:
         rows[stream] = keeper.rows
-    return Measured(
-        run, plan, training, stream, keeper.batches, keeper.statistics() if is_whole else {}, rows, checkpoint
-    )
+    statistics = list(keeper.statistics(stream)) if is_whole else []
+    return Measured(run, plan, training, stream, keeper.batches, statistics, rows, checkpoint)
 
 
 def _default_stream(run: StoredRun, config: Config) -> str:
@@ -163,29 +164,19 @@ class _Keeper(AbstractHook):
                 collected = self._collected.setdefault(name, RunningStats(("mean", "std", "min", "max")))
                 collected.add(batch_data[name], count, batch_data.get("example_weight"))
 
-    def statistics(self) -> dict[str, Statistic]:
-        """Return the means."""
-        found = {}
+    def statistics(self, stream: str) -> Iterator[Statistic]:
+        """Yield the means."""
+        count = self.rows
         for name, collected in self._collected.items():
             result = collected.result()
-            mean = result["mean"]
-            is_known = not self._is_weighted and self.rows > 1 and all(map(math.isfinite, result.values()))
-            is_share = is_known and _is_share(result)
+            mean, std = result["mean"], result["std"]
             interval = None
-            if is_share:
-                interval = interval_of_share(mean, self.rows)
-            elif is_known:
-                half = _QUANTILE * result["std"] / math.sqrt(self.rows - 1)
-                interval = mean - half, mean + half
-            found[name] = Statistic(mean, self.rows, interval, is_share)
-        return found
-
-
-def _is_share(result: Mapping[str, float]) -> bool:
-    """Return whether all values are 0 or 1, by their mean, deviation, lowest and highest value."""
-    mean = result["mean"]
-    is_within = result["min"] >= 0 and result["max"] <= 1
-    return is_within and math.isclose(result["std"] ** 2, mean * (1 - mean), rel_tol=1e-6, abs_tol=1e-9)
+            is_share = False
+            if not self._is_weighted and count > 1 and math.isfinite(mean) and math.isfinite(std):
+                is_share = result["min"] >= 0 and result["max"] <= 1 and abs(std**2 - mean * (1 - mean)) < 1e-9
+                half = _QUANTILE * std / math.sqrt(count - 1)
+                interval = interval_of_share(mean, count) if is_share else (mean - half, mean + half)
+            yield Statistic(stream, name, mean, count, interval, is_share)
 
 
 def interval_of_share(share: float, count: int) -> tuple[float, float]:

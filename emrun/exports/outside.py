@@ -1,7 +1,7 @@
 """Runs a program on batches in a process of its own, in which emrun cannot be imported: `python -I outside.py FOLDER`.
 
-FOLDER has `cases.json`, with the program, its format and the names of its inputs and outputs, and a file `case-N.npz`
-for each batch, with `iK` for the K-th input. For each, `found-N.npz` is written, with `oK` for the K-th output.
+FOLDER has `cases.json`, with the program, its format and the names of its inputs and outputs, and for each batch a file
+`case-N.npz` with the inputs in this order. For each, `found-N.npz` is written, with the outputs in their order.
 """
 
 from __future__ import annotations
@@ -21,14 +21,10 @@ def onnx(path: str) -> Run:
     """Return a function that runs an ONNX program."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    onnxruntime.set_default_logger_severity(3)  # errors
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    known = {each.name for each in session.get_inputs()}
-    return lambda inputs: dict(
-        zip(names, session.run(names, {name: each for name, each in inputs.items() if name in known}), strict=True)
-    )
+    return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
 
 
 def torch_export(path: str) -> Run:
@@ -39,8 +35,7 @@ def torch_export(path: str) -> Run:
 
     def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         with torch.no_grad():
-            found = program({name: torch.from_numpy(each) for name, each in inputs.items()})
-        return {name: each.numpy() for name, each in found.items()}
+            return program({name: torch.from_numpy(each) for name, each in inputs.items()})  # type: ignore[no-any-return]
 
     return run
 
@@ -52,12 +47,8 @@ def main(folder: Path) -> None:
     run = {"onnx": onnx, "torch-export": torch_export}[asked["format"]](asked["program"])
     for number in range(asked["cases"]):
         with np.load(folder / f"case-{number}.npz") as case:
-            inputs = {name: case[f"i{index}"] for index, name in enumerate(asked["inputs"])}
-        found = run(inputs)
-        np.savez(
-            folder / f"found-{number}.npz",
-            **{f"o{index}": found[name] for index, name in enumerate(asked["outputs"])},
-        )
+            found = run(dict(zip(asked["inputs"], case.values(), strict=True)))
+        np.savez(folder / f"found-{number}.npz", *(found[name] for name in asked["outputs"]))
 
 
 if __name__ == "__main__":

@@ -115,6 +115,10 @@ class ModuleModel(AbstractModel):
         """Return the sources of a batch as a program of the model gets them: source -> tensor, or a mapping or list."""
         return self._forward_pass.inputs.unscaled(batch)
 
+    def without_autocast(self) -> None:
+        """Run the module in the precision of its weights from now on."""
+        self._forward_pass.autocast = None
+
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())
