@@ -70,8 +70,8 @@ class Format(NamedTuple):
 
 _OF_PROGRAMS = frozenset({"stream", "dynamic", "probabilities", "tolerance", "license"})
 FORMATS: dict[str, Format] = {
-    "onnx": Format("emrun.exports.program.write_onnx", _OF_PROGRAMS),
-    "torch-export": Format("emrun.exports.program.write_torch_export", _OF_PROGRAMS),
+    "onnx": Format("emrun.exports.programs.write_onnx", _OF_PROGRAMS),
+    "torch-export": Format("emrun.exports.programs.write_torch_export", _OF_PROGRAMS),
     "archive": Format("emrun.exports.archive.write_archive", ending=".zip"),
 }
 """The formats by the names that `--to` takes."""

@@ -362,7 +362,7 @@ def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(
     last = (project / "run" / "checkpoints" / "latest").readlink()
     made = emrun("export", "-q", "run", "--to", "archive", "--checkpoint", "epoch-1", "-o", "../a.zip", cwd=project)
     assert made.returncode == 0, made.stderr
-    assert made.stdout.splitlines()[1].startswith("checkpoint it-00000004 (epoch-1): 1 epoch, ")
+    assert made.stdout.splitlines()[1].startswith("checkpoint it-00000004 (epoch-1, latest): 1 epoch, ")
     shutil.rmtree(project)
 
     place = tmp_path / "else"
