@@ -4,6 +4,7 @@ from emrun.base.types import Factory as Factory
 from emrun.base.types import Interval as Interval
 from emrun.config.config import load_config as load_config
 from emrun.dataset import AbstractDataset as AbstractDataset
+from emrun.exports.export import export as export
 from emrun.hook import AbstractHook as AbstractHook
 from emrun.hook import TrainingAborted as TrainingAborted
 from emrun.hook import TrainingTerminated as TrainingTerminated

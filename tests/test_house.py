@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "runs": {ROOT_PACKAGE, "base", "config", "storage", "record"},
     "training": {ROOT_PACKAGE, "base", "ranks", "config", "storage", "record", "loop", "runs"},
     "launch": {ROOT_PACKAGE, "base", "ranks", "config", "storage", "runs"},
+    "exports": {ROOT_PACKAGE, "base", "ranks", "config", "storage", "record", "loop", "runs", "training"},
     "diagnosis": {
         ROOT_PACKAGE,
         "base",
@@ -41,7 +42,7 @@ MAY_IMPORT = {
         "launch",
         "runs",
     },
-    "cli": {ROOT_PACKAGE, "base", "ranks", "config", "loop", "training", "diagnosis", "runs", "launch"},
+    "cli": {ROOT_PACKAGE, "base", "ranks", "config", "loop", "training", "diagnosis", "runs", "launch", "exports"},
 }
 """The packages whose modules a package may import, besides its own."""
 ONLY = {
@@ -57,7 +58,7 @@ ONLY = {
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"group", "shares", "pieces", "stream_context", "names", "init_from", "compilation", "sharding"}
-LATE |= {"first_look", "lazy", "networks", "shown", "sweep", "tables", "templates"}
+LATE |= {"first_look", "lazy", "networks", "outside", "shown", "sweep", "tables", "templates"}
 """Modules that import torch, its compiler, torchvision, NumPy, Optuna, entry points or Pillow only when needed."""
 
 
@@ -295,6 +296,11 @@ def test_every_file_has_a_test():
         "base/preparations": "training/test_preparation",
         "storage/preparation": "training/test_preparation",
         "streams/worker_process": "streams/test_workers",
+        **{
+            f"exports/{name}": "exports/test_export"
+            for name in ("card", "comparison", "folder", "formats", "identity", "measured", "outside")
+        },
+        **{f"exports/{name}": "exports/test_export" for name in ("program", "programs", "tracing")},
     }
     for name, (package, path) in house(ROOT).items():
         if path.stem.startswith("_") or path.parent.name.startswith("_") or package == "cli":

@@ -286,6 +286,13 @@ class StateError(EmrunError, ValueError):
     code = "state"
 
 
+class ExportError(EmrunError, ValueError):
+    """A model that cannot leave its run as asked: it cannot be traced, or what was traced differs from it."""
+
+    exit_status = 2
+    code = "export"
+
+
 class DataChanged(StateError):
     """The data of a stream are not those of the checkpoint that a resume begins from."""
 

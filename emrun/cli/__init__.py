@@ -1,6 +1,7 @@
 """The command line: the only place that prints and exits.
 
-May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `launch`, `diagnosis`.
+May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `launch`, `diagnosis`,
+`exports`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ GROUPS = {
         "resume": "Resume a run.",
         "eval": "Evaluate a run on streams.",
         "predict": "Write the outputs for every example of a stream.",
+        "export": "Write the model of a run for other programs.",
         "sweep": "Train a config with many combinations of values.",
     },
     "Look": {

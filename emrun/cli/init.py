@@ -11,14 +11,15 @@ from typing import get_args
 
 import click
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.tables import Table, width
-from emrun.base.wording import did_you_mean, few, listed
+from emrun.base.wording import did_you_mean, few, from_here, in_one_line, listed, progress
 from emrun.cli.console import GivenPath, named, quietly
 from emrun.config.names import bases
 from emrun.diagnosis.first_config import Task, first_config
 from emrun.diagnosis.first_look import look
+from emrun.exports.archive import unpack
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
@@ -62,9 +63,10 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.command()
 @click.argument("directory", metavar="DIR", type=GivenPath(path_type=Path))
 @click.option(
-    "--from", "sample", metavar="SAMPLE", show_default=_DEFAULT,
+    "--from", "sample", metavar="SAMPLE|FILE.zip", show_default=_DEFAULT,
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),
-    help="The sample, or the base such as emrun:tabular, that is copied; an unknown name lists them all.",
+    help="The sample, or the base such as emrun:tabular, that is copied (an unknown name lists them all); or an "
+    "archive, of which DIR becomes the run.",
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", type=GivenPath(path_type=Path),
@@ -80,6 +82,9 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     DIR must not exist, or be empty; a directory .git may be there. A config without other files is copied as
     config.yaml. Train it with: cd DIR; emrun train config.yaml
 
+    With --from FILE.zip, DIR becomes the run of which emrun export --to archive has made the file: emrun eval, predict,
+    resume and verify-run take DIR. It has the code of the run, which these import: unpack only what you trust.
+
     With --data PATH, the config is written for the data at PATH, which are only read: a base with its settings, and a
     comment for each. What was seen is printed: rows, gaps, classes, sizes, and columns that are different in each row.
     """
@@ -87,11 +92,16 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
         raise click.UsageError("--target and --task need --data PATH")
     if data is not None and sample is not None:
         raise click.UsageError("--data writes a config of its own; leave out --from")
+    if sample is not None and sample.endswith(".zip"):
+        _unpack(expanded(sample), resolved(directory))
+        return
     known = samples()
     sample = sample or _DEFAULT
     if sample not in known:
         near = did_you_mean(sample, known)
-        raise click.UsageError(f"there is no sample {sample!r}{near} (there are {listed(list(known))})")
+        raise click.UsageError(
+            f"there is no sample {sample!r}{near} (there are {listed(list(known))}; an archive's name ends in .zip)"
+        )
     target = expanded(directory)
     if not target.is_dir() and (target.is_symlink() or target.exists()):
         raise click.UsageError(f"{target} is not a directory")
@@ -119,6 +129,18 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
     if made is not None:
         click.echo(f"predict new data with: emrun predict RUN_DIR --data PATH -o {made.predictions}")
+
+
+def _unpack(file: Path, target: Path) -> None:
+    """Unpack an archive, and say what is inside and what can be done with it."""
+    content = unpack(file, target)
+    checkpoint = content["checkpoint"]
+    done = progress(checkpoint["epoch"], checkpoint["iteration"])
+    shown = click.format_filename(from_here(target))
+    click.echo(f"created {target}: the run {in_one_line(content['run'])}")
+    click.echo(f"checkpoint {checkpoint['directory']} ({listed(checkpoint['names'])}): {done}")
+    click.echo("its data are not inside: an override such as dataset.path=PATH says where these are")
+    click.echo(f"resume it with: emrun resume {shown}")
 
 
 def samples() -> dict[str, Path]:

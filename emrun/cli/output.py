@@ -188,8 +188,8 @@ def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None 
         extremes = ["", ""]
         if numbers:
             extreme = (min(numbers, key=itemgetter(0)), max(numbers, key=itemgetter(0)))
-            extremes = [f"{_short(value)} ({epoch})" for value, epoch in extreme]
-        rows.append([stream, name, _short(values[-1][1]), *extremes])
+            extremes = [f"{cell(value)} ({epoch})" for value, epoch in extreme]
+        rows.append([stream, name, cell(values[-1][1]), *extremes])
     headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
     return table(rows, headers) if rows else ""
 
@@ -197,7 +197,7 @@ def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None 
 def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of an evaluation's statistics."""
     rows = [
-        [stream, name, _short(value)]
+        [stream, name, cell(value)]
         for stream, variables in epoch_data.items()
         for name, value in brief_statistics(variables)
     ]
@@ -226,5 +226,6 @@ def parameters_table(parameters: Sequence[Json]) -> str:
     )
 
 
-def _short(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value for a table, a number with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

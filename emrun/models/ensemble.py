@@ -104,6 +104,11 @@ class MadeOfRuns(ModuleModel):
             self._measure(outputs, inputs, train, stream, batch)
         return outputs
 
+    def program_inputs(self, batch: Batch) -> Values:
+        """Return the sources of a batch as a program of the model gets them; see `ModuleModel`."""
+        models = [each for _, each in self.members if isinstance(each, ModuleModel)]
+        return {name: value for each in models for name, value in each.program_inputs(batch).items()}
+
     def save(self, directory: Path) -> None:
         """Write nothing: the runs have the weights."""
 

@@ -243,6 +243,18 @@ class Inputs:
             tensors[name] = value
         return tensors
 
+    def unscaled(self, batch: Batch) -> Values:
+        """Return source -> tensor in its dtype, or a mapping of tensors, before it is scaled; a list stays a list."""
+        return {name: self._unscaled(name, batch[name]) for name in self.needed(batch) if name in batch}
+
+    def _unscaled(self, name: str, value: Any, part: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._unscaled(name, each, f"{part}.{key}") for key, each in value.items()}
+        if self.is_list(name, value):
+            return value
+        tensor, dtype = self.read(name, value, part)
+        return tensor.to(dtype)
+
     def read(self, name: str, value: Any, part: str = "") -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor, not yet on the device, and the dtype that it gets on the device.
 
@@ -415,7 +427,13 @@ def describe(name: str, value: Any) -> str:
     if not isinstance(value, Tensor) or value.is_nested:
         return f"{name}: {type(value).__name__}"
     place = "" if value.is_cpu else f" on {value.device}"
-    is_whole = value.is_cpu and value.numel() and not value.dtype.is_floating_point and not value.dtype.is_complex
+    is_whole = (
+        type(value) is Tensor
+        and value.is_cpu
+        and value.numel()
+        and not value.dtype.is_floating_point
+        and not value.dtype.is_complex
+    )
     span = f" from {int(value.min())} to {int(value.max())}" if is_whole and value.dtype != torch.bool else ""
     return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}{span}"
 
@@ -428,7 +446,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a source in another dtype, or as it is if the dtype can hold all values of its own.
+    """Return a source in another dtype, or as it is if the dtype can hold all values of its own, and in a trace.
 
     Raises:
         StreamError: the dtype cannot hold one of the numbers; NaN and infinity are no such numbers.
@@ -436,7 +454,7 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     own = tensor.dtype
     is_float = dtype.is_floating_point
     is_wider = dtype.itemsize > own.itemsize and is_float >= own.is_floating_point
-    if own == dtype or is_wider or dtype.is_complex or dtype is torch.bool:
+    if own == dtype or is_wider or dtype.is_complex or dtype is torch.bool or torch.compiler.is_compiling():
         return tensor
     found = tensor.to(dtype)
     before = _stored(tensor)

@@ -111,6 +111,14 @@ class ModuleModel(AbstractModel):
         self._forward_pass.leave_out_measures()
         self._stream_metrics = None
 
+    def program_inputs(self, batch: Batch) -> Values:
+        """Return the sources of a batch as a program of the model gets them: source -> tensor, or a mapping or list."""
+        return self._forward_pass.inputs.unscaled(batch)
+
+    def without_autocast(self) -> None:
+        """Run the module in the precision of its weights from now on."""
+        self._forward_pass.autocast = None
+
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         broadcast({name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}, ranks())

@@ -6,7 +6,7 @@ import errno
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import StorageError, StreamError, UsageError
-from emrun.base.types import EpochData
+from emrun.base.types import EpochData, Json
 from emrun.base.wording import counted, from_here, progress
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan, with_statistics
@@ -23,7 +23,7 @@ from emrun.config.yaml_text import dump
 from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
 from emrun.ranks.group import Exchange, join, ranks
-from emrun.storage.checkpoints.finding import DEFAULTS, find, note_intact
+from emrun.storage.checkpoints.finding import DEFAULTS, find, kept, note_intact
 from emrun.storage.checkpoints.manifest import Manifest
 from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
@@ -149,6 +149,21 @@ def evaluate(
         return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:
         return _evaluate(training, stream, as_trained)
+
+
+def kept_checkpoints(run_directory: Path) -> list[Json]:
+    """Return the fields of `Kept` for each checkpoint of a run, as rank 0 finds them."""
+    joined = join()
+    root = resolved(run_directory) / CHECKPOINTS
+    with joined.in_step() as exchange:
+        found: list[Json] = exchange("checkpoints", [asdict(each) for each in kept(root)] if joined.is_first else [])
+    return found
+
+
+def is_kept(run_directory: Path, checkpoint: Json) -> bool:
+    """Return whether a run has not deleted one of `kept_checkpoints` meanwhile."""
+    place = resolved(run_directory) / CHECKPOINTS / checkpoint["directory"]
+    return bool(join().from_first("whether the checkpoint is there", place.is_dir()))
 
 
 def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:

@@ -152,7 +152,7 @@ def predict(
         except ArgumentError as error:
             raise UsageError(error.message) from error
         log_code_directory(plan)
-        plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
+        plan = replace(plan, hooks=[recipe for recipe in plan.hooks if changes_batches(recipe)])
 
         # the objects, with the weights of the checkpoint
         is_new_data = path is not None
@@ -199,7 +199,7 @@ def predict(
     return Predictions(place, rows, columns, checkpoint, epoch, iteration, order, left_out)
 
 
-def _changes_batches(recipe: Recipe) -> bool:
+def changes_batches(recipe: Recipe) -> bool:
     """Return whether a hook that is not built yet may change batches, as far as its class tells."""
     hook_class = recipe.target
     if not (isinstance(hook_class, type) and issubclass(hook_class, AbstractHook)):

@@ -1,10 +1,17 @@
 """`emrun eval` as an installed command in a process of its own."""
 
 import json
+import shutil
 import signal
 
+import pytest
+from click.testing import CliRunner
 from projects import LINEAR, linear_on_majority, linear_with
 from ruamel.yaml import YAML
+from training.tiny import CONFIG, metrics, trained
+
+from emrun.base.errors import StorageError
+from emrun.cli import emrun as commands
 
 INTERRUPT = """
 import os
@@ -202,3 +209,62 @@ def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun, tmp
         expected = {"name": name, "directory": directory, "epoch": epoch, "iteration": iteration}
         assert trace["checkpoint"] == expected
     assert manifests["best"]["iteration"] == 0 < manifests["latest"]["iteration"]
+
+
+@pytest.fixture(scope="module")
+def every_epoch(tmp_path_factory):
+    """A run with the average of its weights, of which each epoch and the best are kept."""
+    averages = {"AverageWeights": {"decay": 0.5}}
+    hooks = ["ComputeStats", {"SaveBest": {"variable": "loss", "condition": "max"}}, {"SaveEvery": {"n_epochs": 1}}]
+    hooks = [*hooks, averages, {"StopAfter": {"epochs": 3}}]
+    return trained(tmp_path_factory.mktemp("kept"), config={**CONFIG, "hooks": hooks})
+
+
+def evaluated(*arguments):
+    done = CliRunner().invoke(commands, ["eval", "-q", *map(str, arguments)], standalone_mode=False)
+    return done, [line.split() for line in done.stdout.splitlines()]
+
+
+def test_all_checkpoints_are_evaluated_as_the_training_did_and_the_best_is_marked(every_epoch):
+    run = every_epoch.output_dir
+    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(every_epoch)]
+    done, rows = evaluated(run, "valid", "train", "--all-checkpoints")
+    assert done.return_value == 0, done.exception
+    assert rows[0][:3] == ["checkpoint", "on", "valid"]
+    assert [float(row[-1]) for row in rows[2:6]] == [float(f"{loss:.6g}") for loss in losses]
+    assert losses[1] == max(losses)
+    labels = [["epoch-0"], ["best", "epoch-1", "*"], ["epoch-2"], ["epoch-3", "latest"]]
+    assert [row[1:-2] for row in rows[2:6]] == labels
+    assert "* highest valid/loss\n" in done.stdout
+    assert "checkpoint on train" in done.stdout
+    assert sorted(path.name for path in (run / "eval").glob("valid-*")) == [f"valid-{n}" for n in (1, 2, 3, 4)]
+    traces = [YAML(typ="safe").load(run / "eval" / f"valid-{n}" / "trace.yaml") for n in (1, 2, 3, 4)]
+    assert [trace["checkpoint"]["epoch"] for trace in traces] == [0, 1, 2, 3]
+
+
+def test_all_checkpoints_as_json_with_overrides_count_as_looks_at_a_stream_that_is_not_trained_with(
+    tmp_path, monkeypatch
+):
+    run = trained(tmp_path, "~main_loop", "~hooks.SaveBest", "hooks.ComputeStats.variables=[loss]").output_dir
+    monkeypatch.chdir(tmp_path)
+    done, _ = evaluated(run, "valid", "--all-checkpoints", "--json", "dataset.n=60")
+    found = json.loads(done.stdout)
+    (only,) = found["checkpoints"]
+    assert (only["names"], only["epoch"]) == (["latest"], 2)
+    assert list(only["streams"]) == ["valid"]
+    assert found["best"] == {"valid": only["directory"]}
+    done, _ = evaluated(run, "valid", "--all-checkpoints", "hooks=[]")
+    assert "none is the best: there is no valid/loss; the run was evaluated on valid 2 times" in done.stdout
+    done, _ = evaluated(run, "valid", "--all-checkpoints", "--checkpoint", "latest")
+    assert "--all-checkpoints evaluates each checkpoint; leave out --checkpoint" in str(done.exception)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_others_are_evaluated(every_epoch, tmp_path):
+    without = shutil.ignore_patterns("eval")
+    run = shutil.copytree(every_epoch.output_dir, tmp_path / "run", symlinks=True, ignore=without)
+    (run / "checkpoints" / "epoch-0" / "model.safetensors").write_bytes(b"")
+    done, rows = evaluated(run, "valid", "--all-checkpoints")
+    assert rows[2][1:] == ["epoch-0", "damaged"]
+    assert [row[1] for row in rows[3:6]] == ["best", "epoch-2", "epoch-3"]
+    assert done.return_value == StorageError.exit_status
+    assert len(list((run / "eval").iterdir())) == 3

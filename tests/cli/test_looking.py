@@ -271,7 +271,7 @@ def test_the_help_shows_each_command_in_one_group(emrun):
     sections = {part.partition(":\n")[0]: part.partition(":\n")[2] for part in shown.split("\n\n")[3:]}
     names = {title: [line.split()[0] for line in text.splitlines()] for title, text in sections.items()}
     assert names == {
-        "Train": ["init", "train", "resume", "eval", "predict", "sweep"],
+        "Train": ["init", "train", "resume", "eval", "predict", "export", "sweep"],
         "Look": ["check", "config", "show", "bench", "dataset", "completion"],
         "Compare": ["compare", "ls", "diff", "trace", "report", "prune"],
         "Prove": ["verify-resume", "verify-run", "replay"],
