@@ -149,7 +149,7 @@ def _not_traceable(error: Exception, module: Module) -> ExportError:
         ]
         advice = "leave out --dynamic for it, or write forward for any length"
         if number == "0":
-            advice = "write forward for any number of examples"
+            advice = "write forward for any number of examples, with x.shape[0] instead of len(x)"
         elif recurrent:
             advice = f"torch exports {listed(recurrent)} for one length of time only; leave out --dynamic for it"
         return ExportError(f"the trace fixes {what} to {length}{place}: {advice}; nothing is written")
