@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from emrun.base.censor import hidden
 from emrun.base.errors import Position
 from emrun.base.types import Json
@@ -39,8 +41,8 @@ def escaped(value: object) -> str:
     """Return a value that may be anybody's as Markdown that shows it: on one line, without markup, not too long."""
     if isinstance(value, _Safe):
         return value
-    text = _plain(value)
-    shown = _MARKUP.sub(r"\\\1", "".join(_ENTITIES.get(each, each) for each in text))
+    text = _MARKUP.sub(r"\\\1", _plain(value))
+    shown = "".join(_ENTITIES.get(each, each) for each in text)
     shown = shown.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")
     return re.sub(r"^([-+=]|\d+[.)](?= |$))", r"&#8203;\1", shown)  # no list, and no line across
 
@@ -85,8 +87,6 @@ def card_of(measured: Measured, license_id: str | None, facts: Json) -> str:
         license_id: the identifier of the licence; None if nobody has said one.
         facts: what `export.json` has.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     # what the Hub reads
     run = measured.run
     statistics = list(_statistics(measured))

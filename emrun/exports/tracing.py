@@ -45,7 +45,12 @@ class Trace:
                 self.exported = torch.export.export(program, (dict(inputs),), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise _not_traceable(error, program.module) from error
-        nodes = {node.name: node for node in self.exported.graph.nodes}
+        graph = self.exported.graph
+        for node in list(graph.nodes):
+            if "_assert_tensor_metadata" in str(node.target):  # of each conversion
+                graph.erase_node(node)
+        graph.eliminate_dead_code()  # such as a loss, which the program does not return
+        nodes = {node.name: node for node in graph.nodes}
         signature = self.exported.graph_signature
         self._inputs = {name: nodes[each] for name, each in zip(inputs, signature.user_inputs, strict=True)}
         self._outputs = [nodes[str(each)].meta["val"] for each in signature.user_outputs]
@@ -144,7 +149,7 @@ def _not_traceable(error: Exception, module: Module) -> ExportError:
         ]
         advice = "leave out --dynamic for it, or write forward for any length"
         if number == "0":
-            advice = "write forward for any number of examples"
+            advice = "write forward for any number of examples, with x.shape[0] instead of len(x)"
         elif recurrent:
             advice = f"torch exports {listed(recurrent)} for one length of time only; leave out --dynamic for it"
         return ExportError(f"the trace fixes {what} to {length}{place}: {advice}; nothing is written")
