@@ -104,19 +104,15 @@ class Tokenizer:
     def __init__(self, form: str | TokenizerForm, who: str) -> None:
         self.form: Values = {"name": form} if isinstance(form, str) else form
         self._who = who
-        learns = isinstance(self.form, Mapping) and "learn" in self.form
-        if not learns and not (isinstance(self.form, Mapping) and self.form.get("name")):
+        name = self.form.get("name") if isinstance(self.form, Mapping) else None
+        if isinstance(name, str) == (isinstance(self.form, Mapping) and "learn" in self.form) or name == "":
             what = "is neither a name or directory nor {name: NAME, ...} nor {learn: 8000}"
             raise ArgumentError("tokenizer", f"{form!r} {what}")
-        check_keys(
-            "tokenizer", self.form, ("learn", "template") if learns else ("name", "download", "padding", "template")
-        )
-        if learns:
+        check_keys("tokenizer", self.form, list(TokenizerForm.__annotations__))
+        if name is None:
             check_count("tokenizer.learn", self.form["learn"], minimum=_FEWEST)
-        elif not isinstance(self.form["name"], str):
-            raise ArgumentError("tokenizer.name", f"{self.form['name']!r} is not a name or directory")
         check_flag("tokenizer.download", self.form.get("download", False))
-        self.name = self.form.get("name", "the tokenizer that is learnt")
+        self.name = name or "the tokenizer that is learnt"
         self._raw: Any = None
 
     def __getstate__(self) -> Named:

@@ -16,6 +16,7 @@ from emrun.base.types import Batch, Json, Named
 from emrun.base.wording import listed
 from emrun.datasets._division import SplitForm
 from emrun.datasets._paths import Files
+from emrun.datasets._records import Records
 from emrun.datasets._tokens import AT_ONCE, IGNORED, Encoded, Tokenized, TokenizerForm, TokenRows
 from emrun.stream_context import Array
 
@@ -229,6 +230,21 @@ class Chats(Tokenized):
 
 class _Refused(Exception):
     """A chat that cannot be used."""
+
+
+def chats_in(rows: Records, column: str) -> list[list[Named]]:
+    """Return the messages of all rows of files.
+
+    Raises:
+        ArgumentError: a row has another form.
+    """
+    found = []
+    for row, value in enumerate(rows.column("messages", column)):
+        try:
+            found.append(_messages_of(value))
+        except _Refused as error:
+            raise rows.refusal("messages", row, column, f": {error}") from error
+    return found
 
 
 def _messages_of(value: Any) -> list[Named]:

@@ -261,11 +261,11 @@ def _of_transformers(name: str, model: str, more: Values) -> nn.Module:
     """
     with needing(f"the model {model!r}", "transformers", "transformers"):
         import transformers
+        from huggingface_hub import snapshot_download
     folder = expanded(model)
     try:
-        found: nn.Module = getattr(transformers, name).from_pretrained(
-            str(folder) if folder.is_dir() else model, local_files_only=True, dtype=torch.float32, **more
-        )
+        place = folder if folder.is_dir() else snapshot_download(model, local_files_only=True)
+        found: nn.Module = getattr(transformers, name).from_pretrained(str(place), dtype=torch.float32, **more)
     except (OSError, ValueError) as error:
         reason = f"{model!r} cannot be loaded: {reason_of(error).splitlines()[0]}{similar_folder(folder)}"
         advice = (

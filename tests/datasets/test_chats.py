@@ -315,28 +315,30 @@ def test_packs_are_checked_before_the_first_update(project):
 
 @pytest.mark.parametrize("pack", [None, 64])
 def test_answers_are_generated_beside_those_of_the_data_and_of_chats_that_wait_for_them(chats, pack, tmp_path):
-    names = WORDS[:6]
-    chats([chat(f"say {name}", f"{name} {name}", f"say {name}", f"{name} {name}") for name in names for _ in range(9)])
+    pairs = [("say 1", "yes"), ("say 2", "no")] * 40
+    chats([chat(*first, *second) for first, second in zip(pairs, sorted(pairs), strict=True)])
     made = config(pack=pack, batch_size=2)
     made["dataset"] |= {"tokenizer": {"learn": 270}, "split": {"valid": 0.2}}
     own = {"class": "emrun.models.networks.chat_model", "tokens": "${data:embeddings.input_ids}", "width": 32}
     made["model"] |= {"module": {**own, "layers": 1}, "optimizer": {"class": "AdamW", "lr": 0.01}}
-    made["hooks"][1] = {"StopAfter": {"epochs": 6}}
+    made["hooks"][1] = {"StopAfter": {"epochs": 4}}
     create_training(made, output_dir="run").main_loop.run_training()
     done = predict("run", "valid", "a.jsonl", generate=5)
     assert (done.rows, done.columns) == (5, ("position", "prompt", "answer", "generated"))
     rows = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
     for row in rows:
-        assert row["prompt"].endswith("<begin>assistant\n") and row["prompt"].count(row["answer"]) == 1
-        assert row["generated"] == row["answer"]  # the one before is to copy
+        assert row["prompt"].endswith("<begin>assistant\n")
+        assert row["prompt"].count("<begin>assistant\n") == 2
+        assert row["generated"] == row["answer"]
+    assert {row["answer"] for row in rows} == {"yes", "no"}
     # another time, the same; new chats, without the others
-    (tmp_path / "new.jsonl").write_text(json.dumps(chat("say w1", "w1 w1", "say w1")) + "\n" + json.dumps(ROWS[0]))
+    (tmp_path / "new.jsonl").write_text(json.dumps(chat("say 1", "yes", "say 2")) + "\n" + json.dumps(ROWS[0]))
     (tmp_path / "chats.jsonl").unlink()
     for name in ("b.jsonl", "c.jsonl"):
         assert predict("run", file=name, data="new.jsonl", generate=9).rows == 2
     assert Path("b.jsonl").read_bytes() == Path("c.jsonl").read_bytes()
     first, second = map(json.loads, Path("b.jsonl").read_text().splitlines())
-    assert (first["answer"], first["generated"]) == ("", "w1 w1")
+    assert (first["answer"], first["generated"]) == ("", "no")
     assert second["answer"] == ROWS[0]["messages"][-1]["content"]
     with pytest.raises(UsageError, match="generate: needs a file and one process"):
         predict("run", data="new.jsonl", generate=2)
