@@ -211,16 +211,12 @@ class Chats(Tokenized):
             raise ArgumentError("train_on", "`all` does not tell which tokens are answers; set `train_on: assistant`")
         tokens = np.asarray(batch["input_ids"][row])
         is_trained = np.asarray(batch["labels"][row]) != IGNORED
-        places = np.flatnonzero(is_trained)
-        if not len(places):  # a chat that waits for its answer
-            is_own = (
-                np.asarray(batch["attention_mask"][row]) > 0
-                if self._pack is None
-                else (np.asarray(batch["position_ids"][row]) == np.arange(len(tokens)))
-            )
-            return tokens[is_own], tokens[:0]
-        end = int(places[-1]) + 1
-        begin = int(np.flatnonzero(~is_trained[:end])[-1]) + 1
+        is_own = (
+            batch["attention_mask"][row] if self._pack is None else batch["position_ids"][row] == range(len(tokens))
+        )
+        size = np.count_nonzero(is_own)
+        turns = np.flatnonzero(np.diff(is_trained, prepend=False, append=False))  # where answers begin and end
+        *_, begin, end = size, size, *turns  # a chat may wait for its answer
         return tokens[:begin], tokens[begin:end]
 
     def _why_untrained(self, part: TokenRows) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.wording import listed
 from emrun.hooks._shared.columns import Column
 from emrun.hooks._shared.examples import Examples
 from emrun.hooks._shared.rows import WritesRows
@@ -68,19 +67,18 @@ class GeneratedAnswers(WritesRows):
     def _generated(self, examples: Examples, tokens: list[int], end: int | None) -> list[int]:
         """Return the tokens that follow other ones."""
         first = len(tokens)
-        while len(tokens) < min(first + _LONGEST, self.dataset.longest) and (len(tokens) == first or tokens[-1] != end):
-            shape = (1, len(tokens))
+        for length in range(first, min(first + _LONGEST, self.dataset.longest)):
+            shape = (1, length)
             batch = {
                 "input_ids": np.array(tokens, np.int64).reshape(shape),
                 "attention_mask": np.ones(shape, np.int64),
-                "position_ids": np.arange(len(tokens)).reshape(shape),
+                "position_ids": np.arange(length).reshape(shape),
             }
             outputs = self.main_loop.model.run(batch, False, self._stream)
-            wide = [
-                name for name, each in outputs.items() if getattr(each, "shape", ())[:2] == shape and each.ndim == 3
-            ]
-            if len(wide) != 1:
-                what = "no output, or more than one, has the shape (B, T, tokens)"
-                raise examples.error(f"generate: {what} ({listed(list(outputs))})")
-            tokens.append(int(outputs[wide[0]][0, -1].argmax()))
+            logits = [each for each in outputs.values() if getattr(each, "ndim", 0) == 3]
+            if len(logits) != 1:
+                raise examples.error("generate: no output, or more than one, has the shape (B, T, tokens)")
+            tokens.append(int(logits[0][0, -1].argmax()))
+            if tokens[-1] == end:
+                break
         return tokens[first:]

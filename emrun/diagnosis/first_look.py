@@ -236,7 +236,7 @@ def _look_at_rows(path: Path, lines: Any = None) -> Rows:
         if lines is None:
             table = _read(path)
         else:
-            table = pa.table({name: pa.array(lines.column("--data", name)) for name in lines.names})
+            table = pa.table({name: _array(lines, name) for name in lines.names})
     except UsageError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -251,6 +251,25 @@ def _look_at_rows(path: Path, lines: Any = None) -> Rows:
     first = 2 if path.suffix.lower() == ".csv" else 1
     columns = [_column(name, table.column(name), first) for name in names]
     return Rows(path, table.num_rows, columns, table)
+
+
+def _array(lines: Any, name: str) -> Any:
+    """Return a column of a file of JSON.
+
+    Raises:
+        ArgumentError: the values have different kinds; the message has the line of the first one that differs.
+    """
+    import pyarrow as pa
+
+    values = lines.column("--data", name)
+    try:
+        return pa.array(values)
+    except pa.ArrowException as error:
+        kinds = [type(value).__name__ for value in values]
+        known = [kind for kind in kinds if kind != "NoneType"]
+        other = next((kind for kind in known if kind != known[0]), known[0])
+        what = f" is a {other}, but a {known[0]} before; write one kind of values"
+        raise lines.refusal("--data", kinds.index(other), name, what) from error
 
 
 def _read(path: Path) -> Any:
@@ -355,8 +374,8 @@ def target_of(rows: Rows, given: str | None) -> Column:
     """
     columns = {each.name: each for each in rows.columns}
     able = [each.name for each in rows.columns if each.kind not in ("empty", "other", "date")]
-    able = [name for name in able if not columns[name].names_rows(rows.count)]
     called = [name for name in able if name.lower() in _TARGETS]
+    able = [name for name in able if not columns[name].names_rows(rows.count)]
     name = given or next(iter(called + able[-1:]), "")
     if name not in columns:
         near = did_you_mean(name, columns)
