@@ -39,7 +39,6 @@ _LOG = logging.getLogger(__name__)
 _USUAL = 32  # examples in a batch
 _STEPS = 8  # lengths from one power of two to the next that are told apart
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "<end>"}  # of a tokenizer that is learnt
-_BEGIN = "<begin>"
 _FEWEST = 256 + len(_SPECIAL) + 1  # tokens, one for each byte
 _TEMPLATE = (
     "{% for message in messages %}<begin>{{ message.role }}\n{{ message.content }}<end>\n{% endfor %}"
@@ -141,7 +140,7 @@ class Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=self.form["learn"],
             min_frequency=2,
-            special_tokens=[*_SPECIAL.values(), _BEGIN],
+            special_tokens=[*_SPECIAL.values(), "<begin>"],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
@@ -166,7 +165,9 @@ class Tokenizer:
             from transformers import PreTrainedTokenizerFast
         if not self.learnt:
             raise ArgumentError("tokenizer", "the run began with another tokenizer; use that one, or train anew")
-        found = PreTrainedTokenizerFast(tokenizer_object=Parts.from_str(self.learnt), **_SPECIAL)
+        found: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=Parts.from_str(self.learnt), **_SPECIAL
+        )
         found.chat_template = _TEMPLATE
         return found
 
@@ -466,8 +467,8 @@ class Tokenized(Prepared):
         return True
 
     def _learnt(self) -> Json:
-        learnt = {"tokenizer": self.tokenizer.sha256, "classes": list(self._names)}
-        return {**learnt, "tokens": self.tokenizer.learnt} if self.tokenizer.learnt else learnt
+        tokenizer = self.tokenizer
+        return {"tokenizer": tokenizer.sha256, "tokens": tokenizer.learnt, "classes": list(self._names)}
 
     def _use(self, learnt: Json) -> None:
         self._names = learnt["classes"]

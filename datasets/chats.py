@@ -216,7 +216,7 @@ class Chats(Tokenized):
         )
         size = np.count_nonzero(is_own)
         turns = np.flatnonzero(np.diff(is_trained, prepend=False, append=False))  # where answers begin and end
-        *_, begin, end = size, size, *turns  # a chat may wait for its answer
+        begin, end = [size, size, *turns][-2:]  # a chat may wait for its answer
         return tokens[:begin], tokens[begin:end]
 
     def _why_untrained(self, part: TokenRows) -> str:

@@ -17,6 +17,7 @@ from emrun.base.wording import listed
 from emrun.dataset import stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
 from emrun.datasets._splits import ThreeStreams, has_only
+from emrun.datasets._tokens import Tokenized
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
@@ -106,8 +107,8 @@ class Mixed(ThreeStreams):
 
     def check_vocabulary(self, size: int) -> None:
         """Check that the datasets have one tokenizer, and that a table of embeddings has a row for each token."""
-        tokenizers = [getattr(each, "tokenizer", None) for each in self._datasets.values()]
-        if len({each.sha256 for each in tokenizers if hasattr(each, "sha256")}) > 1:
+        datasets = self._datasets.values()
+        if len({each.tokenizer.sha256 for each in datasets if isinstance(each, Tokenized)}) > 1:
             raise ArgumentError("datasets", "they have different tokenizers; write the same name or directory for all")
         for each in self._datasets.values():
             check = getattr(each, "check_vocabulary", None)

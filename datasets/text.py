@@ -182,13 +182,10 @@ class Text(Tokenized):
 
     def _warn_of(self, rows: TokenRows) -> None:
         column = self._column
-        if column is None or not rows.has(column):
-            return
-        unknown = [each for each in rows.texts("label", column) if each is not None and each not in self._names]
-        if unknown:
-            has = "has" if len(unknown) == 1 else "have"
-            what = f"{counted(len(unknown), 'row')} of column {column!r} {has} a class that the run does not have"
-            _LOG.warning("%s: %s, such as %r; predictions do not need it", rows.place, what, unknown[0])
+        labels = rows.texts("label", column) if column is not None and rows.has(column) else ()
+        if unknown := [each for each in labels if each is not None and each not in self._names]:
+            what = "%s: classes of column %r that the run does not have are ignored, in %s, such as %r"
+            _LOG.warning(what, rows.place, column, counted(len(unknown), "row"), unknown[0])
 
     def _number(self) -> None:
         """Number the classes of all files of a new run."""

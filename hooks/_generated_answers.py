@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError
 from emrun.hooks._shared.columns import Column
 from emrun.hooks._shared.examples import Examples
 from emrun.hooks._shared.rows import WritesRows
@@ -52,17 +50,14 @@ class GeneratedAnswers(WritesRows):
         rows = range(min(self._most - self._written, examples.count))
         name, ids = examples.named(None, rows)
         raw = self.dataset.tokenizer.raw
-        columns: dict[str, Any] = {name: ids, "prompt": [], "answer": [], "generated": []}
-        for row in rows:
-            try:
-                prompt, answer = self.dataset.prompt_of(examples.batch, row)
-            except ArgumentError as error:
-                raise examples.error(f"generate: {error.message}") from error
-            columns["prompt"].append(raw.decode(prompt))
-            columns["answer"].append(raw.decode(answer, skip_special_tokens=True).strip())
-            generated = self._generated(examples, list(prompt), raw.eos_token_id)
-            columns["generated"].append(raw.decode(generated, skip_special_tokens=True).strip())
-        return columns
+        pairs = [self.dataset.prompt_of(examples.batch, row) for row in rows]
+        generated = [self._generated(examples, list(prompt), raw.eos_token_id) for prompt, _ in pairs]
+        return {
+            name: ids,
+            "prompt": [raw.decode(prompt) for prompt, _ in pairs],
+            "answer": [raw.decode(answer, skip_special_tokens=True).strip() for _, answer in pairs],
+            "generated": [raw.decode(answer, skip_special_tokens=True).strip() for answer in generated],
+        }
 
     def _generated(self, examples: Examples, tokens: list[int], end: int | None) -> list[int]:
         """Return the tokens that follow other ones."""

@@ -219,13 +219,10 @@ def _chat(seen: Talks) -> FirstConfig:
     roles = Counter(message["role"] for chat in seen.chats for message in chat)
     if "assistant" not in roles:
         raise UsageError(f"{seen.path.name} has no answers, of role assistant (the roles are {listed([*roles])})")
-    if len(seen.chats) < 2:
-        raise UsageError(f"{seen.path.name} has one chat; a run needs one to train on and one to evaluate on")
-    answered = sum(any(message["role"] == "assistant" for message in chat) for chat in seen.chats)
     lengths = lengths_of("".join(message.get("content", "") for message in chat) for chat in seen.chats)
     shown = few([f"{role} {count}" for role, count in roles.items()])
     values: Vars = {
-        "train": (str(seen.path), f"{counted(len(seen.chats), 'chat')}, {answered} with answers"),
+        "train": (str(seen.path), counted(len(seen.chats), "chat")),
         "messages": (seen.column, f"roles: {shown}"),
         "split": ({"valid": 0.1 if len(seen.chats) >= 10 else 0.5}, "a share to evaluate on, drawn"),
         **_FROM_NOTHING,
@@ -294,7 +291,8 @@ def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
             values["split"] = {**_SHARES, "time": column.name}, "shares to evaluate on, the last in time"
     values["epochs"] = (50 if text is None else 20, _PATIENCE)
     base = "tabular" if is_classes else "tabular_regression"
-    base = base if text is None else "text_classification"
+    if text is not None:
+        base = "text_classification"
     about = f"Predicts {target.name} in the rows of {seen.path.name}"
     return FirstConfig(base, about, values, said)
 

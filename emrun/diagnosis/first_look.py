@@ -347,23 +347,19 @@ def _column(name: str, cells: Any, first: int) -> Column:
 
 def longest_text(rows: Rows, target: Column, least: int) -> Column | None:
     """Return the column with the longest texts, if they have so many characters at the mean."""
-    means = {
-        each.name: sum(len(text) * count for text, count in each.counts.items()) / rows.count
-        for each in rows.columns
-        if each.kind == "text" and each is not target
-    }
-    name = max(means, key=means.__getitem__, default="")
-    return next((each for each in rows.columns if each.name == name and means[name] >= least), None)
+    able = [each for each in rows.columns if each.kind == "text" and each is not target]
+    means = [sum(len(text) * count for text, count in each.counts.items()) / rows.count for each in able]
+    most = max(means, default=-1.0)
+    return able[means.index(most)] if most >= least else None
 
 
 def lengths_of(texts: Iterable[str]) -> str:
     """Return what is said of the lengths of texts, of empty ones and of those that are there twice."""
-    texts = list(texts)
-    sizes = sorted(map(len, texts))
-    empty = sum(not text.strip() for text in texts)
-    twice = len(texts) - len(set(texts))
-    characters = f"characters: median {sizes[len(sizes) // 2]}, longest {sizes[-1]}"
-    return f"{characters}; {empty} empty; {counted(twice, 'duplicate')}"
+    counts = Counter(texts)
+    sizes = sorted(map(len, counts.elements()))
+    empty = sum(counts[text] for text in counts if not text.strip())
+    twice = counted(len(sizes) - len(counts), "duplicate")
+    return f"characters: median {sizes[len(sizes) // 2]}, longest {sizes[-1]}; {empty} empty; {twice}"
 
 
 def target_of(rows: Rows, given: str | None) -> Column:

@@ -368,12 +368,13 @@ class Calculation:
         if instead is not None and self.reads_classes:
             what = f"{source!r} is a picture, whose values the loss would take for probabilities of classes"
             raise ArgumentError(f"{self.key}.inputs", f"{what}; {instead}")
-        if self.reads_classes:
-            names = named_classes(dataset)
-            is_of_source = isinstance(names, Mapping)
-            names = names.get(source) if is_of_source else names
-            number = f"${{data:classes.{source}}}" if is_of_source else "${data:classes}"
-            self._advice = f"the data have {len(names)} classes ({few(names)}); write {number}" if names else ""
+        names = named_classes(dataset) if self.reads_classes else None
+        number = "classes"
+        if isinstance(names, Mapping):
+            names = names.get(source)
+            number = f"classes.{source}"
+        if names:
+            self._advice = f"the data have {len(names)} classes ({few(names)}); write ${{data:{number}}}"
 
     @property
     def reads_classes(self) -> bool:

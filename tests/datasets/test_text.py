@@ -290,7 +290,7 @@ def test_new_texts_have_words_and_their_classes_are_not_needed(texts, project, c
     with caplog.at_level("WARNING"):
         (batch,) = dataset.new_stream(project / "new.csv", StreamContext("new", seed=0, in_order=True))
     assert "label" not in batch
-    assert "1 row of column 'kind' has a class that the run does not have, such as 'odd'" in caplog.text
+    assert "classes of column 'kind' that the run does not have are ignored, in 1 row, such as 'odd'" in caplog.text
     (project / "other.csv").write_text('text\nw1\n" "\n')
     with pytest.raises(Exception, match=r"other.csv', line 3: column 'text' is empty"):
         dataset.new_stream(project / "other.csv", StreamContext("new", seed=0, in_order=True))
