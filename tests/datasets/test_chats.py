@@ -3,7 +3,10 @@
 import csv
 import importlib.util
 import json
+import multiprocessing
+import os
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from safetensors.torch import load_file
 from training.resuming import Interrupt, resumed, train_with
 from words import MARKED, PLAIN, WORDS, save_tokenizer
 
-from emrun import Factory, TorchModel, create_training, predict
+from emrun import AbstractHook, Factory, TorchModel, create_training, predict, resume_training
 from emrun.base.errors import ArgumentError, UsageError
 from emrun.datasets import Chats, Mixed
 from emrun.losses import next_token, trained_tokens
@@ -232,6 +235,48 @@ def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_with_workers_and_on
     assert trained("resumed", at=7, pack=40, loop={"workers": 2}) == expected
     found = in_ranks(2, trained, "ranks", at=7, pack=40)[0]
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+class Dies(AbstractHook):
+    """Ends the process at once, as a lack of memory does."""
+
+    def after_batch(self, stream_name):
+        if self.main_loop.iterations_done == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(name):
+    training = create_training("c.yaml", output_dir=name)
+    training.main_loop.change_hooks([*training.main_loop.hooks, Dies()])
+    training.main_loop.run_training()
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("chat", 2), ("text_classification", 0)])
+def test_a_run_of_a_base_that_is_killed_ends_with_the_same_bits(project, kind, workers):
+    rows = [{"text": said(), "label": "ab"[row % 2]} for row in range(40)]
+    (project / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file, more = ("chats", {"pack": 40, "layers": 1}) if kind == "chat" else ("texts", {})
+    values = {"train": f"{file}.jsonl", "tokenizer": {"learn": 300}, "width": 32, "epochs": 1, "batch_size": 2, **more}
+    own = {
+        "extends": f"emrun:{kind}",
+        "seed": 1,
+        "vars": values,
+        "main_loop": {"workers": workers, "report": False, "skip_zeroth_epoch": True},
+        "hooks": {"SaveEvery": {"every": "3 iterations"}},
+    }
+    (project / "c.yaml").write_text(json.dumps(own))
+    expected = finished(create_training("c.yaml", output_dir="straight"), "straight")
+    child = multiprocessing.get_context("fork").Process(target=dies, args=("killed",))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert finished(resume_training("killed"), "killed") == expected
+
+
+def finished(training, name):
+    """Train to the end; return the weights of the run."""
+    assert training.main_loop.run_training().status == "finished"
+    return Path(name, "checkpoints", "latest", "model.safetensors").read_bytes()
 
 
 def test_parts_of_a_batch_weigh_as_many_tokens_as_they_train(project):

@@ -15,6 +15,7 @@ from doubles import stream_of
 from sklearn.model_selection import StratifiedShuffleSplit
 from words import WORDS, save_tokenizer
 
+from emrun import create_training
 from emrun.base.errors import ArgumentError
 from emrun.datasets import Text
 from emrun.ranks.group import Ranks
@@ -294,6 +295,28 @@ def test_new_texts_have_words_and_their_classes_are_not_needed(texts, project, c
     (project / "other.csv").write_text('text\nw1\n" "\n')
     with pytest.raises(Exception, match=r"other.csv', line 3: column 'text' is empty"):
         dataset.new_stream(project / "other.csv", StreamContext("new", seed=0, in_order=True))
+
+
+def test_a_model_with_too_few_classes_is_told_which_there_are_and_what_to_write(texts, tokenizer):
+    own = {"class": "TextNet", "tokens": 60, "classes": 2, "width": 4}
+    config = {
+        "dataset": {"class": "Text", "train": "rows.jsonl", "label": "kind", "tokenizer": tokenizer},
+        "model": {
+            "module": own,
+            "inputs": ["input_ids", "attention_mask"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"report": False},
+        "hooks": [{"StopAfter": {"iterations": 1}}],
+    }
+    with pytest.raises(IndexError) as caught:
+        create_training(config, output_dir="run").main_loop.run_training()
+    notes = "\n".join(caught.value.__notes__)
+    assert "the data have 3 classes (9, 10, x); write ${data:classes.label} as the number of classes" in notes
+    own["classes"] = "${data:classes.label}"
+    create_training(config, output_dir="other").main_loop.run_training()
 
 
 def test_tokens_that_the_model_does_not_have_are_an_error_with_the_line(texts):

@@ -169,6 +169,13 @@ def test_from_data_to_predictions_on_new_files(name):
     assert rows
     assert column in rows[0]
     assert "id" in rows[0]
+    # a copy of the run elsewhere predicts the same
+    if name == "reviews.jsonl":
+        shutil.copytree("run", "elsewhere/copy")
+        shutil.rmtree("run")
+        predict("elsewhere/copy", data=new, file="q.csv", probabilities=True)
+        assert Path("q.csv").read_bytes() == Path("p.csv").read_bytes()
+        assert all((float(row["probability.good"]) > 0.5) == (int(row["id"][1:]) % 2 == 0) for row in rows)
 
 
 def talk(*said):
