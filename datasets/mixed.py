@@ -18,6 +18,7 @@ from emrun.base.wording import listed
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.datasets._examples import NamedSplits
 from emrun.datasets._splits import ThreeStreams, has_only
+from emrun.datasets._tokens import Tokenized
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
@@ -106,7 +107,10 @@ class Mixed(ThreeStreams):
         return any(getattr(each, "is_packed", False) for each in self._datasets.values())
 
     def check_vocabulary(self, size: int) -> None:
-        """Check that a table of embeddings has a row for each token of the datasets."""
+        """Check that the datasets have one tokenizer, and that a table of embeddings has a row for each token."""
+        datasets = self._datasets.values()
+        if len({each.tokenizer.sha256 for each in datasets if isinstance(each, Tokenized)}) > 1:
+            raise ArgumentError("datasets", "they have different tokenizers; write the same name or directory for all")
         for each in self._datasets.values():
             check = getattr(each, "check_vocabulary", None)
             if check is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from emrun.exports.archive import unpack
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
 _COPIED = (".md", ".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
+_TRANSFORMERS = re.compile(b"transformers|emrun:(chat|text)")
 _README = """\
 # {name}
 {about}
@@ -70,7 +72,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", type=GivenPath(path_type=Path),
-    help="Look at a folder of pictures, a .csv or a .parquet file, and write a config for it.",
+    help="Look at a folder of pictures, a .csv, .jsonl or .parquet file, and write a config for it.",
 )  # fmt: skip
 @click.option("--target", "column", metavar="COLUMN", help="With --data: the column to predict.")
 @click.option(
@@ -112,7 +114,7 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     if made is None:
         files = _files(known[sample])
     else:
-        predict = f"\nPredict new data:\n\n    emrun predict RUN_DIR --data PATH -o {made.predictions}\n"
+        predict = f"\nPredict new data:\n\n    {made.predicting}\n"
         config = made.text(target.resolve()).encode()
         files = _with_texts({"config.yaml": config}, target.name, made.evaluated, predict)
     try:
@@ -128,7 +130,7 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
     if made is not None:
-        click.echo(f"predict new data with: emrun predict RUN_DIR --data PATH -o {made.predictions}")
+        click.echo(f"predict new data with: {made.predicting}")
 
 
 def _unpack(file: Path, target: Path) -> None:
@@ -171,7 +173,7 @@ def _with_texts(files: dict[str, bytes], name: str, stream: str = "valid", predi
             prepare=_PREPARE if prepares else "",
             stream=stream,
             predict=predict,
-            extras="metrics,data,transformers" if b"transformers" in files["config.yaml"] else "metrics,data",
+            extras="metrics,data,transformers" if _TRANSFORMERS.search(files["config.yaml"]) else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }

@@ -390,7 +390,7 @@ class MainLoop(Loop):
             as_trained: read as many batches of an extra stream as an evaluation of the training does.
             in_order: read all rows in their order; see `StreamContext`.
             path: where the data of the stream `new` are; see `stream_function`.
-            batches: how many batches are read at most.
+            batches: how many batches to read at most; None for all.
 
         Returns:
             What the hooks wrote about the stream.

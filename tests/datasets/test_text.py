@@ -15,6 +15,7 @@ from doubles import stream_of
 from sklearn.model_selection import StratifiedShuffleSplit
 from words import WORDS, save_tokenizer
 
+from emrun import create_training
 from emrun.base.errors import ArgumentError
 from emrun.datasets import Text
 from emrun.ranks.group import Ranks
@@ -234,12 +235,18 @@ def test_bad_input_is_one_error_with_file_and_line(texts, project, name, content
         ({"batch_tokens": 10, "batch_size": None}, r"batch_tokens: 'rows.jsonl', line \d+ has 32 tokens; set as many"),
         ({"length": 2}, "length: 2 tokens leave none for the text"),
         ({"buckets": 1}, "buckets: 1 is neither true nor false"),
-        ({"tokenizer": {"nam": "x"}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": {"nam": "x"}}, "tokenizer: .* is neither a name or directory nor {name: NAME, ...} nor {learn"),
+        ({"tokenizer": {"name": 3}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": {"name": "plain", "learn": 300}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": 3}, "tokenizer: 3 is neither a name or directory nor"),
+        ({"tokenizer": {"learn": 3}}, "tokenizer.learn: 3 "),
+        ({"tokenizer": "plane"}, "tokenizer: 'plane' cannot be loaded: .*did you mean 'plain'"),
         ({"tokenizer": "nobody/nothing"}, "tokenizer: 'nobody/nothing' cannot be loaded: .*download: true}"),
         ({"tokenizer": "."}, "tokenizer: '.' cannot be loaded"),
     ],
 )
-def test_arguments_that_do_not_fit_are_errors(texts, arguments, message):
+def test_arguments_that_do_not_fit_are_errors(texts, project, arguments, message):
+    (project / "plain").mkdir()
     with pytest.raises(ArgumentError, match=message):
         texts(**arguments)
 
@@ -251,6 +258,65 @@ def test_a_tokenizer_without_padding_is_an_error_whose_advice_works(texts, proje
     name, padding = re.search(r"{name: (.*), padding: \"(.*)\"}", str(caught.value)).groups()
     batch = read(texts(tokenizer={"name": name, "padding": padding}))[0]
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 4).all()
+
+
+def test_a_tokenizer_is_learnt_from_the_train_rows_and_kept_by_the_run(texts, project):
+    (project / "valid.jsonl").write_text('{"text": "strange strange strange", "kind": "x"}\n' * 9)
+    form = {"learn": 300}
+    dataset = texts(tokenizer=form, valid="valid.jsonl", length=40)
+    assert dataset.data_numbers == {"embeddings.input_ids": 300}
+    raw = dataset.tokenizer.raw
+    assert not [each for each in raw.get_vocab() if "str" in each]
+    assert raw.decode(read(dataset, "valid")[0]["input_ids"][0]) == "strange strange strange"
+    assert texts(tokenizer=form).tokenizer.learnt == dataset.tokenizer.learnt
+    # the run has it, and not the rows
+    kept = json.loads(json.dumps(dataset.preparation))
+    (project / "rows.jsonl").rename(project / "gone.jsonl")
+    again = texts(tokenizer=form, valid="valid.jsonl", length=40, preparation=kept)
+    for one, other in zip(read(dataset, "valid"), read(pickle.loads(pickle.dumps(again)), "valid"), strict=True):
+        assert np.array_equal(one["input_ids"], other["input_ids"])
+    del kept["learnt"]["tokens"]
+    with pytest.raises(Exception, match="the run began with another tokenizer"):
+        read(texts(tokenizer=form, valid="valid.jsonl", preparation=kept), "valid")
+
+
+def test_the_length_that_texts_are_cut_to_is_not_another_tokenizer(texts):
+    kept = texts(length=20, split={"valid": 0.2}).preparation
+    assert read(texts(length=20, split={"valid": 0.2}, preparation=kept), "valid")
+
+
+def test_new_texts_have_words_and_their_classes_are_not_needed(texts, project, caplog):
+    dataset = texts(preparation=texts().preparation)
+    (project / "new.csv").write_text("text,kind\nw1,odd\nw2,x\n")
+    with caplog.at_level("WARNING"):
+        (batch,) = dataset.new_stream(project / "new.csv", StreamContext("new", seed=0, in_order=True))
+    assert "label" not in batch
+    assert "classes of column 'kind' that the run does not have are ignored, in 1 row, such as 'odd'" in caplog.text
+    (project / "other.csv").write_text('text\nw1\n" "\n')
+    with pytest.raises(Exception, match=r"other.csv', line 3: column 'text' is empty"):
+        dataset.new_stream(project / "other.csv", StreamContext("new", seed=0, in_order=True))
+
+
+def test_a_model_with_too_few_classes_is_told_which_there_are_and_what_to_write(texts, tokenizer):
+    own = {"class": "TextNet", "tokens": 60, "classes": 2, "width": 4}
+    config = {
+        "dataset": {"class": "Text", "train": "rows.jsonl", "label": "kind", "tokenizer": tokenizer},
+        "model": {
+            "module": own,
+            "inputs": ["input_ids", "attention_mask"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"report": False},
+        "hooks": [{"StopAfter": {"iterations": 1}}],
+    }
+    with pytest.raises(IndexError) as caught:
+        create_training(config, output_dir="run").main_loop.run_training()
+    notes = "\n".join(caught.value.__notes__)
+    assert "the data have 3 classes (9, 10, x); write ${data:classes.label} as the number of classes" in notes
+    own["classes"] = "${data:classes.label}"
+    create_training(config, output_dir="other").main_loop.run_training()
 
 
 def test_tokens_that_the_model_does_not_have_are_an_error_with_the_line(texts):
