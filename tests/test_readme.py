@@ -36,7 +36,7 @@ from emrun.loop.main_loop import MainLoop
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_configs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(
     r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -256,7 +256,7 @@ def test_every_link_leads_somewhere(name):
 
 
 def test_the_readme_leads_to_every_page():
-    assert {f"docs/{name}" for name in PAGES} <= set(re.findall(r"\]\((docs/[\w.]+)", README))
+    assert {f"docs/{name}" for name in PAGES} <= set(re.findall(r"\]\((docs/[\w./]+)", README))
 
 
 def test_the_readme_is_short():
