@@ -63,6 +63,11 @@ class Records(Readable):
         """
         self.ids = [each or "" for each in self.texts("id", column)]
 
+    @property
+    def names(self) -> Strings:
+        """The names of the columns of all files."""
+        return list(dict.fromkeys(name for each in self._files for name in each.header))
+
     def has(self, name: str) -> bool:
         """Return whether all files have a column."""
         return all(name in each.header for each in self._files)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict, cast
@@ -14,9 +14,9 @@ from typing import Any, NotRequired, TypedDict, cast
 import numpy as np
 from numpy.random import Generator
 
-from emrun.base.arguments import check_count, check_flag, check_keys, expanded
+from emrun.base.arguments import check_count, check_flag, check_keys, expanded, similar_folder
 from emrun.base.errors import ArgumentError, needing, reason_of
-from emrun.base.sources import ID
+from emrun.base.sources import ID, NEW
 from emrun.base.types import Batch, Counts, Json, Named, Strings, Values
 from emrun.base.wording import counted, few
 from emrun.datasets._division import PARTS
@@ -28,20 +28,30 @@ from emrun.stream_context import Array, Rows, StreamContext
 
 AT_ONCE = 1000
 """The number of rows that are encoded together."""
+IGNORED = -100
+"""A label that losses leave out."""
 LABEL = "label"
 """The source with the numbers of classes."""
 LONGEST = 10**9
 """The number of tokens of a row that nothing limits."""
+_TOKENS = "input_ids"
 _LOG = logging.getLogger(__name__)
-_IGNORED = -100  # a label that losses leave out
 _USUAL = 32  # examples in a batch
 _STEPS = 8  # lengths from one power of two to the next that are told apart
+_SPECIAL = {"pad_token": "<pad>", "eos_token": "<end>"}  # of a tokenizer that is learnt
+_BEGIN = "<begin>"
+_FEWEST = 256 + len(_SPECIAL) + 1  # tokens, one for each byte
+_TEMPLATE = (
+    "{% for message in messages %}<begin>{{ message.role }}\n{{ message.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<begin>assistant\n{% endif %}"
+)
 
 
 class TokenizerForm(TypedDict):
     """The argument `tokenizer` in its long form."""
 
-    name: str
+    name: NotRequired[str]
+    learn: NotRequired[int]
     download: NotRequired[bool]
     padding: NotRequired[str]
     template: NotRequired[str]
@@ -78,7 +88,7 @@ class Encoded:
 
 
 class Tokenizer:
-    """A tokenizer of transformers, which is loaded when it is used for the first time.
+    """A tokenizer of transformers, which is loaded when it is used for the first time, or learnt from texts.
 
     Args:
         form: the argument `tokenizer`.
@@ -88,13 +98,21 @@ class Tokenizer:
         ArgumentError: the argument has another form.
     """
 
+    learnt = ""
+    """A tokenizer that was learnt, in the form of the library tokenizers; empty if there is none."""
+
     def __init__(self, form: str | TokenizerForm, who: str) -> None:
         self.form: Values = {"name": form} if isinstance(form, str) else form
         self._who = who
-        if not isinstance(self.form, Mapping) or not isinstance(self.form.get("name"), str) or not self.form["name"]:
-            raise ArgumentError("tokenizer", f"{form!r} is neither a name or directory nor {{name: NAME, ...}}")
+        name = self.form.get("name") if isinstance(self.form, Mapping) else None
+        if isinstance(name, str) == (isinstance(self.form, Mapping) and "learn" in self.form) or name == "":
+            what = "is neither a name or directory nor {name: NAME, ...} nor {learn: 8000}"
+            raise ArgumentError("tokenizer", f"{form!r} {what}")
         check_keys("tokenizer", self.form, list(TokenizerForm.__annotations__))
+        if name is None:
+            check_count("tokenizer.learn", self.form["learn"], minimum=_FEWEST)
         check_flag("tokenizer.download", self.form.get("download", False))
+        self.name = name or "the tokenizer that is learnt"
         self._raw: Any = None
 
     def __getstate__(self) -> Named:
@@ -107,21 +125,31 @@ class Tokenizer:
             self._raw = self._loaded()
         return self._raw
 
-    def _loaded(self) -> Any:
+    def learn(self, values: Iterable[Any]) -> None:
+        """Learn bytes and frequent parts of words, unless the tokenizer has a name or was learnt before.
+
+        Args:
+            values: texts, or lists and mappings that have texts.
+        """
+        if self.learnt or "learn" not in self.form:
+            return
         with needing(self._who, "transformers", "transformers"):
-            from transformers import AutoTokenizer
-        name = self.form["name"]
-        folder = expanded(name)
-        try:
-            found = AutoTokenizer.from_pretrained(
-                str(folder) if folder.is_dir() else name, local_files_only=not self.form.get("download", False)
-            )
-        except Exception as error:  # the library's own errors, and those of the libraries that it uses
-            way = f"a directory that save_pretrained has written, or {{name: {name}, download: true}}"
-            is_there = folder.is_dir() or "download" in self.form
-            advice = "" if is_there else f"; neither a directory nor in the cache of transformers: write {way}"
-            reason = (reason_of(error).strip() or type(error).__name__).splitlines()[0]
-            raise ArgumentError("tokenizer", f"{name!r} cannot be loaded: {reason}{advice}") from error
+            from tokenizers import Tokenizer as Parts, decoders, models, pre_tokenizers, trainers
+        found: Any = Parts(models.BPE())
+        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        found.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.form["learn"],
+            min_frequency=2,
+            special_tokens=[*_SPECIAL.values(), _BEGIN],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        found.train_from_iterator(_texts_in(values), trainer)
+        self.learnt = found.to_str()
+
+    def _loaded(self) -> Any:
+        found = self._of_parts() if "learn" in self.form else self._of_name()
         if "template" in self.form:
             path = expanded(self.form["template"])
             try:
@@ -130,6 +158,34 @@ class Tokenizer:
                 what = f"{str(path)!r} cannot be read: {reason_of(error)}"
                 raise ArgumentError("tokenizer.template", what) from error
         return found
+
+    def _of_parts(self) -> Any:
+        """Return the tokenizer that was learnt."""
+        with needing(self._who, "transformers", "transformers"):
+            from tokenizers import Tokenizer as Parts
+            from transformers import PreTrainedTokenizerFast
+        if not self.learnt:
+            raise ArgumentError("tokenizer", "the run began with another tokenizer; use that one, or train anew")
+        found = PreTrainedTokenizerFast(tokenizer_object=Parts.from_str(self.learnt), **_SPECIAL)
+        found.chat_template = _TEMPLATE
+        return found
+
+    def _of_name(self) -> Any:
+        with needing(self._who, "transformers", "transformers"):
+            from transformers import AutoTokenizer
+        name = self.form["name"]
+        folder = expanded(name)
+        try:
+            return AutoTokenizer.from_pretrained(
+                str(folder) if folder.is_dir() else name, local_files_only=not self.form.get("download", False)
+            )
+        except Exception as error:  # the library's own errors, and those of the libraries that it uses
+            way = f"a directory that save_pretrained has written, or {{name: {name}, download: true}}"
+            is_there = folder.is_dir() or "download" in self.form
+            near = similar_folder(folder)
+            advice = "" if is_there else f"; neither a directory nor in the cache of transformers{near}: write {way}"
+            reason = (reason_of(error).strip() or type(error).__name__).splitlines()[0]
+            raise ArgumentError("tokenizer", f"{name!r} cannot be loaded: {reason}{advice}") from error
 
     @property
     def padding(self) -> int:
@@ -145,7 +201,7 @@ class Tokenizer:
             return int(known[token])
         word = raw.eos_token or next(iter(sorted(known, key=known.__getitem__)), "")
         what = "has no padding token" if token is None else f"has no token {token!r} for padding"
-        name = self.form["name"]
+        name = self.name
         advice = f"write {{name: {name}, padding: {json.dumps(word)}}}; any token will do, as padding is not seen"
         raise ArgumentError("tokenizer", f"{name!r} {what}; {advice}")
 
@@ -162,6 +218,17 @@ class Tokenizer:
         content = json.dumps(raw.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
         template = raw.chat_template
         return hashlib.sha256(f"{content}{json.dumps(template, sort_keys=True)}{self.padding}".encode()).hexdigest()
+
+
+def _texts_in(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts of lists and mappings, and of those in them."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _texts_in(value.values())
+        elif isinstance(value, list):
+            yield from _texts_in(value)
 
 
 class TokenRows(Records, Part):
@@ -252,7 +319,7 @@ class TokenRows(Records, Part):
         tokens = ctx.empty(shape, np.int64)
         tokens[:] = self.padding
         tokens[place] = self._tokens[source]
-        batch: Named = {"input_ids": tokens}
+        batch: Named = {_TOKENS: tokens}
         after = np.arange(shape[1]) - widths[:, None]  # padding is a text of its own
         if self.packs is None:
             batch["attention_mask"] = (after < 0).astype(np.int64)
@@ -261,8 +328,8 @@ class TokenRows(Records, Part):
             batch["position_ids"] = after
         if self._trained is not None:
             labels = ctx.empty(shape, np.int64)
-            labels[:] = _IGNORED
-            labels[place] = np.where(self._trained[source] & (inside > 0), self._tokens[source], _IGNORED)
+            labels[:] = IGNORED
+            labels[place] = np.where(self._trained[source] & (inside > 0), self._tokens[source], IGNORED)
             batch["labels"] = labels
         if self._labels is not None:
             batch[LABEL] = self._labels[rows]
@@ -340,7 +407,7 @@ class Tokenized(Prepared):
         preparation: Json | None,
         balance: str | None = None,
     ) -> None:
-        self._tokenizer = Tokenizer(tokenizer, type(self).__name__)
+        self.tokenizer = Tokenizer(tokenizer, type(self).__name__)
         for name, value in {"length": length, "batch_tokens": batch_tokens, "pack": pack}.items():
             if value is not None:
                 check_count(name, value, minimum=1)
@@ -360,6 +427,8 @@ class Tokenized(Prepared):
         super().__init__(files, size, split, preparation, balance)
 
     fresh_batches = True
+    _source: tuple[str, str]
+    """The argument that names the column of the texts, and the column."""
     _names: Strings = ()  # of the classes, in the order of their numbers
 
     @property
@@ -383,6 +452,11 @@ class Tokenized(Prepared):
         return {**super().lengths(), **trained}
 
     @property
+    def longest(self) -> int:
+        """The largest number of tokens of a row."""
+        return min(self._given_length or LONGEST, self.tokenizer.length)
+
+    @property
     def _rows(self) -> Mapping[str, TokenRows]:
         """The streams that are open."""
         return cast("Mapping[str, TokenRows]", self._opened)
@@ -392,7 +466,17 @@ class Tokenized(Prepared):
         return True
 
     def _learnt(self) -> Json:
-        return {"tokenizer": self._tokenizer.sha256, "classes": list(self._names)}
+        learnt = {"tokenizer": self.tokenizer.sha256, "classes": list(self._names)}
+        return {**learnt, "tokens": self.tokenizer.learnt} if self.tokenizer.learnt else learnt
+
+    def _use(self, learnt: Json) -> None:
+        self._names = learnt["classes"]
+        self.tokenizer.learnt = learnt.get("tokens", "")
+
+    @property
+    def data_numbers(self) -> Counts:
+        """How many rows a table of embeddings of the tokens needs."""
+        return {f"embeddings.{_TOKENS}": len(self.tokenizer.raw)}
 
     def _read(self, name: str, files: Any) -> dict[str, TokenRows]:
         rows = TokenRows(name, files_of(name, files))
@@ -401,12 +485,15 @@ class Tokenized(Prepared):
         return {name: rows}
 
     def _complete(self, name: str, part: Any) -> Any:
-        tokenizer = self._tokenizer
-        if self._kept and self._kept["learnt"]["tokenizer"] != tokenizer.sha256:
-            what = f"{tokenizer.form['name']!r} is not the tokenizer that the run began with"
+        tokenizer = self.tokenizer
+        if not self._kept:
+            tokenizer.learn(part.column(*self._source))
+        checksum = tokenizer.sha256  # before texts are cut: the library keeps the length in the tokenizer
+        if self._kept and self._kept["learnt"]["tokenizer"] != checksum:
+            what = f"{tokenizer.name!r} is not the tokenizer that the run began with"
             raise ArgumentError("tokenizer", f"{what}; use that one, or train anew")
         padding = tokenizer.padding
-        length = min(self._given_length or LONGEST, tokenizer.length)
+        length = self.longest
         self._classify(name, part)
         if self._kept:
             part.number(self._names)
@@ -418,7 +505,7 @@ class Tokenized(Prepared):
             f"; {encoded.cut} had more than {length} tokens and are cut" if encoded.cut else "",
             f"; {unseen} have no trained token and are left out" if unseen else "",
         )  # fmt: skip
-        if unseen == len(part):
+        if unseen == len(part) and name != NEW:
             raise ArgumentError(name, f"{part.place}: no row has a trained token{self._why_untrained(part)}")
         longest = int(np.argmax(part.lengths))
         if self._batch_tokens is not None and part.lengths[longest] > self._batch_tokens:
@@ -449,7 +536,7 @@ class Tokenized(Prepared):
         for part in self._rows.values():
             token, place = part.largest()
             if token >= size:
-                raw = self._tokenizer.raw
+                raw = self.tokenizer.raw
                 raise ArgumentError(
                     "tokenizer",
                     f"{place}: the token {raw.convert_ids_to_tokens(token)!r} has the number {token}, but the model "

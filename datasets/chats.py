@@ -11,11 +11,13 @@ import numpy as np
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Json, Named
+from emrun.base.sources import NEW
+from emrun.base.types import Batch, Json, Named
 from emrun.base.wording import listed
 from emrun.datasets._division import SplitForm
 from emrun.datasets._paths import Files
-from emrun.datasets._tokens import AT_ONCE, Encoded, Tokenized, TokenizerForm, TokenRows
+from emrun.datasets._records import Records
+from emrun.datasets._tokens import AT_ONCE, IGNORED, Encoded, Tokenized, TokenizerForm, TokenRows
 from emrun.stream_context import Array
 
 _ANSWERS = "assistant"
@@ -62,7 +64,8 @@ class Chats(Tokenized):
         test: the files for the stream `test`, to evaluate on at the end.
         tokenizer: a directory that `save_pretrained` wrote, or a name in the cache of transformers. `{name: NAME,
             download: true}` downloads it if it is not there; `padding: TOKEN` is the token for padding of a tokenizer
-            that has none; `template: FILE` has a chat template in place of that of the tokenizer.
+            that has none; `{learn: 8000}` learns so many tokens, bytes and frequent parts of words, from the train
+            rows, and the run keeps it; `template: FILE` has a chat template in place of that of the tokenizer.
         messages: the column with the messages.
         train_on: `assistant` trains the answers, `all` all tokens.
         length: the largest number of tokens of a chat; the rest is cut, and the log has the number of such chats. By
@@ -104,7 +107,7 @@ class Chats(Tokenized):
         preparation: Json | None = None,
     ) -> None:
         check_choice("train_on", train_on, Literal["assistant", "all"])
-        self._messages = messages
+        self._source = ("messages", messages)
         self._trains_all = train_on == "all"
         self._roles: dict[str, None] = {}  # of all chats
         super().__init__(
@@ -121,13 +124,13 @@ class Chats(Tokenized):
         )
 
     def _encoded(self, part: TokenRows, length: int) -> Encoded:
-        raw = self._tokenizer.raw
+        raw = self.tokenizer.raw
         if not raw.chat_template:
             what = "has no chat template; write {name: NAME, template: FILE} with a file that has one, in Jinja"
-            raise ArgumentError("tokenizer", f"{self._tokenizer.form['name']!r} {what}")
+            raise ArgumentError("tokenizer", f"{self.tokenizer.name!r} {what}")
         if not raw.is_fast:
             raise ArgumentError("tokenizer", "it does not tell where tokens are in the text; use a fast tokenizer")
-        values = part.column("messages", self._messages)
+        values = part.column(*self._source)
         rows: list[Array] = []
         trained: list[Array] = []
         cut = 0
@@ -155,19 +158,21 @@ class Chats(Tokenized):
         try:
             messages = _messages_of(value)
             self._roles.update(dict.fromkeys(each["role"] for each in messages))
-            return self._with_spans(messages)
+            return self._with_spans(messages, is_new=part.argument == NEW)
         except ArgumentError:
             raise
         except _Refused as error:
-            raise part.refusal("messages", row, self._messages, f": {error}") from error
+            raise part.refusal("messages", row, self._source[1], f": {error}") from error
         except Exception as error:  # of the template, which is code of others
             what = f": the chat template refuses the chat: {error}"
-            raise part.refusal("messages", row, self._messages, what) from error
+            raise part.refusal("messages", row, self._source[1], what) from error
 
-    def _with_spans(self, messages: Sequence[Named]) -> tuple[str, Spans]:
-        raw = self._tokenizer.raw
+    def _with_spans(self, messages: Sequence[Named], *, is_new: bool) -> tuple[str, Spans]:
+        raw = self.tokenizer.raw
         if self._trains_all:
             return raw.apply_chat_template(messages, tokenize=False), ()
+        if is_new and messages[-1]["role"] != _ANSWERS:
+            return raw.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), ()
         template = raw.get_chat_template()
         if _MARKED.search(template):
             from transformers.utils.chat_template_utils import render_jinja_template
@@ -192,6 +197,28 @@ class Chats(Tokenized):
                 raise _Refused(_apart(shorter, longer))
         return whole, [(len(begin), len(end)) for begin, end in zip(begins, ends, strict=True)]
 
+    def prompt_of(self, batch: Batch, row: int) -> tuple[Array, Array]:
+        """Return the tokens of a chat before its last answer, and those of the answer.
+
+        Args:
+            batch: a batch of chats that are alone, as in a prediction.
+            row: the number of the chat in the batch.
+
+        Raises:
+            ArgumentError: the labels do not tell where answers begin.
+        """
+        if self._trains_all:
+            raise ArgumentError("train_on", "`all` does not tell which tokens are answers; set `train_on: assistant`")
+        tokens = np.asarray(batch["input_ids"][row])
+        is_trained = np.asarray(batch["labels"][row]) != IGNORED
+        is_own = (
+            batch["attention_mask"][row] if self._pack is None else batch["position_ids"][row] == range(len(tokens))
+        )
+        size = np.count_nonzero(is_own)
+        turns = np.flatnonzero(np.diff(is_trained, prepend=False, append=False))  # where answers begin and end
+        *_, begin, end = size, size, *turns  # a chat may wait for its answer
+        return tokens[:begin], tokens[begin:end]
+
     def _why_untrained(self, part: TokenRows) -> str:
         has = f"the messages have the roles {listed(list(self._roles))}"
         return f"; only those of role {_ANSWERS!r} are trained, as far as `length` leaves them, and {has}"
@@ -199,6 +226,21 @@ class Chats(Tokenized):
 
 class _Refused(Exception):
     """A chat that cannot be used."""
+
+
+def chats_in(rows: Records, column: str) -> list[list[Named]]:
+    """Return the messages of all rows of files.
+
+    Raises:
+        ArgumentError: a row has another form.
+    """
+    found = []
+    for row, value in enumerate(rows.column("messages", column)):
+        try:
+            found.append(_messages_of(value))
+        except _Refused as error:
+            raise rows.refusal("messages", row, column, f": {error}") from error
+    return found
 
 
 def _messages_of(value: Any) -> list[Named]:

@@ -105,7 +105,10 @@ class Mixed(ThreeStreams):
         return any(getattr(each, "is_packed", False) for each in self._datasets.values())
 
     def check_vocabulary(self, size: int) -> None:
-        """Check that a table of embeddings has a row for each token of the datasets."""
+        """Check that the datasets have one tokenizer, and that a table of embeddings has a row for each token."""
+        tokenizers = [getattr(each, "tokenizer", None) for each in self._datasets.values()]
+        if len({each.sha256 for each in tokenizers if hasattr(each, "sha256")}) > 1:
+            raise ArgumentError("datasets", "they have different tokenizers; write the same name or directory for all")
         for each in self._datasets.values():
             check = getattr(each, "check_vocabulary", None)
             if check is not None:

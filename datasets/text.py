@@ -10,6 +10,7 @@ import numpy as np
 
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import NEW
 from emrun.base.types import Json, Strings
 from emrun.base.wording import counted
 from emrun.datasets._categories import in_order
@@ -52,7 +53,8 @@ class Text(Tokenized):
         test: the files for the stream `test`, to evaluate on at the end.
         tokenizer: a directory that `save_pretrained` wrote, or a name in the cache of transformers. `{name: NAME,
             download: true}` downloads it if it is not there; `padding: TOKEN` is the token for padding of a tokenizer
-            that has none.
+            that has none; `{learn: 8000}` learns so many tokens, bytes and frequent parts of words, from the train
+            rows, and the run keeps it.
         text: the column with the texts.
         label: the column with the classes.
         train_on: `all` for a language model, which has no `label`: each row is an example, with the tokenizer's token
@@ -110,7 +112,7 @@ class Text(Tokenized):
             others = {"label": label, "length": length, "id": id, "balance": balance}
             if wrong := [name for name, value in others.items() if value is not None]:
                 raise ArgumentError(wrong[0], f"windows of tokens have no {wrong[0]}; remove it, or `window`")
-        self._text = text
+        self._source = ("text", text)
         self._column = label
         self._window = window
         super().__init__(
@@ -128,12 +130,18 @@ class Text(Tokenized):
         self._number()
 
     def _encoded(self, part: TokenRows, length: int) -> Encoded:
-        texts = part.column("text", self._text)
-        wrong = next((row for row, each in enumerate(texts) if not isinstance(each, str)), None)
-        if wrong is not None:
-            what = " is missing" if texts[wrong] is None else f" is a {type(texts[wrong]).__name__}, not a text"
-            raise part.refusal("text", wrong, self._text, what)
-        raw = self._tokenizer.raw
+        column = self._source[1]
+        texts = part.column("text", column)
+        is_new = part.argument == NEW
+        is_wrong = [not isinstance(each, str) or (is_new and not each.strip()) for each in texts]
+        if True in is_wrong:
+            wrong = is_wrong.index(True)
+            each = texts[wrong]
+            what = f" is a {type(each).__name__}, not a text"
+            if each is None or isinstance(each, str):
+                what = " is missing" if each is None else " is empty"
+            raise part.refusal("text", wrong, column, what)
+        raw = self.tokenizer.raw
         end = raw.eos_token_id if self._column is None else None
         limit = None if self._window is not None or length == LONGEST else length
         if limit is not None and limit <= raw.num_special_tokens_to_add():
@@ -172,6 +180,16 @@ class Text(Tokenized):
         if column is not None and name in PARTS and (part.has(column) or not may_lack):
             part.classify(filled("label", column, part))
 
+    def _warn_of(self, rows: TokenRows) -> None:
+        column = self._column
+        if column is None or not rows.has(column):
+            return
+        unknown = [each for each in rows.texts("label", column) if each is not None and each not in self._names]
+        if unknown:
+            has = "has" if len(unknown) == 1 else "have"
+            what = f"{counted(len(unknown), 'row')} of column {column!r} {has} a class that the run does not have"
+            _LOG.warning("%s: %s, such as %r; predictions do not need it", rows.place, what, unknown[0])
+
     def _number(self) -> None:
         """Number the classes of all files of a new run."""
         if not self._kept:
@@ -179,9 +197,6 @@ class Text(Tokenized):
             self._names = sorted(found, key=in_order)
             for part in self._rows.values():
                 part.number(self._names)
-
-    def _use(self, learnt: Json) -> None:
-        self._names = learnt["classes"]
 
     def _column_of(self, source: str) -> object:
         return self._column if source == LABEL else source

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -94,6 +95,13 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # there is no such user: a file may have that name
         return Path(path)
+
+
+def similar_folder(path: Path) -> str:
+    """Return `; did you mean 'tokenizer'?` for the folder whose name is nearest to a path; nothing if none is near."""
+    with suppress(OSError):
+        return did_you_mean(str(path), [str(each) for each in path.parent.iterdir() if each.is_dir()])
+    return ""
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:

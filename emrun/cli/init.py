@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from emrun.diagnosis.first_look import look
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
 _COPIED = (".md", ".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
+_TRANSFORMERS = re.compile(b"transformers|emrun:(chat|text)")
 _README = """\
 # {name}
 {about}
@@ -33,7 +35,7 @@ the run directory, RUN_DIR:
     emrun train config.yaml
     emrun resume RUN_DIR
     emrun eval RUN_DIR valid
-
+{predict}
 `test_project.py` is a test for pytest: it runs `emrun check`. If a library is missing:
 `pip install 'emrun[{extras}]'`.
 """
@@ -68,7 +70,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", type=GivenPath(path_type=Path),
-    help="Look at a folder of pictures, a .csv or a .parquet file, and write a config for it.",
+    help="Look at a folder of pictures, a .csv, .jsonl or .parquet file, and write a config for it.",
 )  # fmt: skip
 @click.option("--target", "column", metavar="COLUMN", help="With --data: the column to predict.")
 @click.option(
@@ -99,7 +101,15 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     if names:
         raise click.UsageError(f"{target} is not empty (it has {few(names)}); name a new or an empty directory")
     made = None if data is None else first_config(look(expanded(data).resolve()), column, task)
-    files = _files(known[sample]) if made is None else _with_texts({"config.yaml": made.text().encode()}, target.name)
+    files = (
+        _files(known[sample])
+        if made is None
+        else _with_texts(
+            {"config.yaml": made.text().encode()},
+            target.name,
+            f"    {made.predicting}\n",
+        )
+    )
     try:
         _write(target, files)
     except OSError as error:
@@ -113,7 +123,7 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
     if made is not None:
-        click.echo(f"predict new data with: emrun predict RUN_DIR --data PATH -o {made.predictions}")
+        click.echo(f"predict new data with: {made.predicting}")
 
 
 def samples() -> dict[str, Path]:
@@ -134,7 +144,7 @@ def _files(sample: Path) -> dict[str, bytes]:
     return _with_texts(files, sample.stem)
 
 
-def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+def _with_texts(files: dict[str, bytes], name: str, predict: str = "") -> dict[str, bytes]:
     """Return the files of a project with a README and a test, unless they have these."""
     prepares = "prepare.py" in files
     texts = {
@@ -142,7 +152,8 @@ def _with_texts(files: dict[str, bytes], name: str) -> dict[str, bytes]:
             name=name,
             about=_comment(files["config.yaml"].decode()),
             prepare=_PREPARE if prepares else "",
-            extras="metrics,data,transformers" if b"transformers" in files["config.yaml"] else "metrics,data",
+            predict=predict,
+            extras="metrics,data,transformers" if _TRANSFORMERS.search(files["config.yaml"]) else "metrics,data",
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES if prepares else ""),
     }

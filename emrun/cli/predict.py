@@ -41,6 +41,10 @@ _BY_LOSS = "loss"
     "--probabilities", metavar="[softmax|sigmoid]", is_flag=False, flag_value=_BY_LOSS,
     help="Write the classes with their probabilities instead of the outputs; by default, the loss tells the function.",
 )  # fmt: skip
+@click.option(
+    "--generate", metavar="N", type=int,
+    help="Write answers instead, of the first N chats: what is before the last one, it itself, and what is generated.",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @evaluates_run
 def predict(
@@ -51,6 +55,7 @@ def predict(
     variables: str | None,
     classes: bool,
     probabilities: str | None,
+    generate: int | None,
     config: Path | None,
     checkpoint: str | None,
     overwrite: bool,
@@ -100,6 +105,7 @@ def predict(
                 classes=classes,
                 probabilities=probabilities == _BY_LOSS or probabilities or False,
                 overwrite=overwrite,
+                generate=generate,
             )
     except Interrupted as error:
         end_interrupted(f"{error.reason}; {output} is not written", error.signal)

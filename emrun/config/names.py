@@ -25,7 +25,9 @@ _MODELS = {
 }
 _KINDS = ("hook", "dataset", "model")
 _MODULES = {"Graph": "emrun.models.graph.Graph"}
-_MODULES |= {name: f"emrun.models.networks.{name}" for name in ("MaskNet", "PictureNet", "SeriesNet", "TableNet")}
+_MODULES |= {
+    name: f"emrun.models.networks.{name}" for name in ("MaskNet", "PictureNet", "SeriesNet", "TableNet", "TextNet")
+}
 LAYERS = "torch.nn.modules"
 """The package of the classes that need no dotted path where any object can be."""
 

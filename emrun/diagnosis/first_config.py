@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +18,22 @@ import numpy as np
 
 from emrun.base.errors import UsageError
 from emrun.base.tables import Table
-from emrun.base.wording import counted, few
-from emrun.diagnosis.first_look import Column, Pictures, Rows, is_category, is_of_classes, names_of, target_of
+from emrun.base.wording import counted, few, listed
+from emrun.diagnosis.first_look import (
+    LINES,
+    Column,
+    Pictures,
+    Rows,
+    Talks,
+    is_category,
+    is_of_classes,
+    lengths_of,
+    longest_text,
+    names_of,
+    target_of,
+)  # fmt: skip
 
-Task = Literal["classification", "regression", "forecast", "segmentation"]
+Task = Literal["classification", "regression", "forecast", "segmentation", "text_classification", "chat"]
 _SHARES = {"valid": 0.15, "test": 0.15}
 _MOST_SIDE = 224  # pixels
 _IGNORED = 255  # of masks: pixels without a class
@@ -30,10 +43,15 @@ _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan"}  # of YAML, old and new
 _WEIGHTS = "resnet18-*.pth"
 _PATIENCE = "ends before if `valid` gets no better"
+_CHARACTERS = 12  # of texts, at the mean, that are not names
 _DATE = "left out: a date"
 Setting = tuple[Any, str]
 """A value and its comment."""
 Vars = dict[str, Setting]
+_FROM_NOTHING: Vars = {
+    "tokenizer": ({"learn": 4000}, "tokens, from the train rows; or a directory or a name of transformers"),
+    "model": ("small", "with random weights; or the directory or name that the tokenizer has"),
+}
 
 
 @dataclass
@@ -53,11 +71,12 @@ class FirstConfig:
     seen: Sequence[str | Table]
 
     @property
-    def predictions(self) -> str:
-        """What follows -o in a command that predicts."""
-        if self.base == "segmentation":
-            return "masks/"
-        return "new.csv --probabilities" if "classification" in self.base or self.base == "tabular" else "new.csv"
+    def predicting(self) -> str:
+        """The command that predicts new data."""
+        output = {"segmentation": "masks/", "chat": "answers.jsonl --generate 5"}.get(self.base, "new.csv")
+        if "classification" in self.base or self.base == "tabular":
+            output += " --probabilities"
+        return f"emrun predict RUN_DIR --data PATH -o {output}"
 
     def text(self) -> str:
         """Return the YAML."""
@@ -69,7 +88,7 @@ class FirstConfig:
         return "\n".join(lines) + "\n"
 
 
-def first_config(seen: Pictures | Rows, target: str | None, task: Task | None) -> FirstConfig:
+def first_config(seen: Pictures | Rows | Talks, target: str | None, task: Task | None) -> FirstConfig:
     """Return a config for data.
 
     Args:
@@ -80,9 +99,13 @@ def first_config(seen: Pictures | Rows, target: str | None, task: Task | None) -
     Raises:
         UsageError: the data do not fit the task, or nothing can be learnt.
     """
+    if isinstance(seen, Talks):
+        if target is not None or task not in (None, "chat"):
+            raise UsageError(f"{seen.path.name} has chats in {seen.column!r}; leave out --target and --task")
+        return _chat(seen)
     if isinstance(seen, Rows):
-        if task == "segmentation":
-            raise UsageError("rows have no masks; leave out --task")
+        if task in ("segmentation", "chat"):
+            raise UsageError(f"rows have no {'masks' if task == 'segmentation' else 'messages'}; leave out --task")
         column = target_of(seen, target)
         return _forecast(seen, column) if task == "forecast" else _tabular(seen, column, task)
     if target is not None:
@@ -189,11 +212,36 @@ def _network() -> Vars:
     }
 
 
+# Chats
+
+
+def _chat(seen: Talks) -> FirstConfig:
+    roles = Counter(message["role"] for chat in seen.chats for message in chat)
+    if "assistant" not in roles:
+        raise UsageError(f"{seen.path.name} has no answers, of role assistant (the roles are {listed([*roles])})")
+    if len(seen.chats) < 2:
+        raise UsageError(f"{seen.path.name} has one chat; a run needs one to train on and one to evaluate on")
+    answered = sum(any(message["role"] == "assistant" for message in chat) for chat in seen.chats)
+    lengths = lengths_of("".join(message.get("content", "") for message in chat) for chat in seen.chats)
+    shown = few([f"{role} {count}" for role, count in roles.items()])
+    values: Vars = {
+        "train": (str(seen.path), f"{counted(len(seen.chats), 'chat')}, {answered} with answers"),
+        "messages": (seen.column, f"roles: {shown}"),
+        "split": ({"valid": 0.1 if len(seen.chats) >= 10 else 0.5}, "a share to evaluate on, drawn"),
+        **_FROM_NOTHING,
+        "epochs": (20, _PATIENCE),
+    }
+    said = [f"{seen.path}: {values['train'][1]}", f"messages: {shown}", lengths]
+    return FirstConfig("chat", f"Answers as in the chats of {seen.path.name}", values, said)
+
+
 # Rows
 
 
 def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
-    is_classes = task == "classification" or (task is None and is_of_classes(target, seen.count))
+    is_lines = seen.path.suffix.lower() in LINES
+    is_asked = task == "text_classification" or is_lines  # for texts
+    is_classes = task == "classification" or (task != "regression" and is_of_classes(target, seen.count))
     if is_classes and len(target.counts) > max(2, seen.count // 2):
         what = f"column {target.name!r} has {len(target.counts)} different values in {counted(seen.count, 'row')}"
         raise UsageError(f"{what}, so that classes have hardly any rows; choose another by --target")
@@ -202,22 +250,36 @@ def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
     uses = {column.name: _use(column, seen, target) for column in seen.columns}
     numbers = [column for column in seen.columns if uses[column.name] == "numbers"]
     categories = [column for column in seen.columns if uses[column.name] == "categories"]
-    if not numbers + categories:
-        raise UsageError(f"{seen.path.name} has no column from which {target.name!r} can be predicted")
+    text = None
+    if is_asked or not numbers + categories:
+        text = longest_text(seen, target, 0 if is_asked else _CHARACTERS) if is_classes else None
+        if text is None:
+            what = "no column of texts" if is_asked else "no column"
+            raise UsageError(f"{seen.path.name} has {what} from which {target.name!r} can be predicted")
+        if text.gaps and seen.path.suffix.lower() != ".csv":
+            what = f"{seen.path.name}, row {text.first_gap}: column {text.name!r} is missing"
+            raise UsageError(f"{what}; write a text, or leave the row out")
     if seen.count < 8:
         raise UsageError(f"{seen.path.name} has {counted(seen.count, 'row')}; too few to train and to evaluate on")
     classes = few([f"{name} {count}" for name, count in target.counts.items()])
     kind = f"{len(target.counts)} classes: {classes}" if is_classes else "numbers"
-    values: Vars = {
-        "train": (str(seen.path), counted(seen.count, "row")),
-        "target": (target.name, kind),
-        "numbers": (names_of(numbers), "scaled to mean 0 and deviation 1"),
-        "categories": (names_of(categories), "texts, and whole numbers that are names"),
-        **_fill(numbers, categories),
-    }
+    values: Vars = {"train": (str(seen.path), counted(seen.count, "row"))}
+    if text is None:
+        values |= {
+            "target": (target.name, kind),
+            "numbers": (names_of(numbers), "scaled to mean 0 and deviation 1"),
+            "categories": (names_of(categories), "texts, and whole numbers that are names"),
+            **_fill(numbers, categories),
+        }
+    else:
+        lengths = lengths_of(each or "" for each in seen.table.column(text.name).to_pylist())
+        values |= {"text": (text.name, lengths), "label": (target.name, kind), **_FROM_NOTHING}
+        uses |= {each.name: "left out" for each in numbers + categories} | {text.name: "text"}
     for name in [name for name, use in uses.items() if use == "id"]:
         values["id"] = (name, "different in each row; names them")
     said = _said(seen, uses)
+    if text is not None:
+        said += [f"{text.name}: {lengths}", f"{target.name}: {kind}"]
     values["split"] = (_SHARES, "shares to evaluate on, drawn")
     if is_classes:
         values["split"] = _shares(seen.path.name, min(target.counts.values()), target.name)
@@ -230,8 +292,9 @@ def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
             said.append(f"hint: {column.name} has dates; {', and '.join(hints)}")
         if not is_classes:
             values["split"] = {**_SHARES, "time": column.name}, "shares to evaluate on, the last in time"
-    values["epochs"] = (50, _PATIENCE)
+    values["epochs"] = (50 if text is None else 20, _PATIENCE)
     base = "tabular" if is_classes else "tabular_regression"
+    base = base if text is None else "text_classification"
     about = f"Predicts {target.name} in the rows of {seen.path.name}"
     return FirstConfig(base, about, values, said)
 

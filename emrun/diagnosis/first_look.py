@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emrun.base.errors import UsageError, needing, reason_of
+from emrun.base.errors import ArgumentError, UsageError, needing, reason_of
 from emrun.base.separators import wrong_separator
-from emrun.base.types import Counts, Strings
+from emrun.base.types import Counts, Named, Strings
 from emrun.base.wording import counted, did_you_mean, few, listed
+from emrun.config.import_finder import locate
 
 PICTURES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """The endings of the names of pictures."""
-_ROWS = (".csv", ".parquet")
+LINES = (".jsonl", ".ndjson", ".json")
+"""The endings of the names of files of JSON."""
+_ROWS = (".csv", ".parquet", *LINES)
+_MESSAGES = ("messages", "conversations", "conversation")
 _PARTS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
 _IMAGES = ("images", "image", "imgs", "img", "pictures")
 _MASKS = ("masks", "mask", "annotations", "segmentations")
@@ -87,7 +92,22 @@ class Rows:
     table: Any = None
 
 
-def look(path: Path) -> Pictures | Rows:
+@dataclass
+class Talks:
+    """A file of chats.
+
+    Args:
+        path: the file.
+        column: the column of the messages.
+        chats: the messages of each chat.
+    """
+
+    path: Path
+    column: str
+    chats: Sequence[Sequence[Named]]
+
+
+def look(path: Path) -> Pictures | Rows | Talks:
     """Look at a path.
 
     Raises:
@@ -99,8 +119,13 @@ def look(path: Path) -> Pictures | Rows:
     if not path.is_file():
         raise UsageError(f"there is no file or folder {path}")
     if path.suffix.lower() not in _ROWS:
-        raise UsageError(f"{path} is not a .csv or .parquet file, nor a folder of pictures")
-    return _look_at_rows(path)
+        raise UsageError(f"{path} is not a .csv, .jsonl or .parquet file, nor a folder of pictures")
+    if path.suffix.lower() not in LINES:
+        return _look_at_rows(path)
+    try:
+        return _look_at_lines(path)
+    except ArgumentError as error:
+        raise UsageError(error.message) from error
 
 
 # Pictures
@@ -196,11 +221,22 @@ def _pictures_in(folder: Path) -> list[Path]:
 # Rows
 
 
-def _look_at_rows(path: Path) -> Rows:
+def _look_at_lines(path: Path) -> Rows | Talks:
+    rows = locate("emrun.datasets._records.Records")("--data", [path])
+    column = next((name for name in _MESSAGES if name in rows.names), None)
+    if column is None:
+        return _look_at_rows(path, rows)
+    return Talks(path, column, locate("emrun.datasets.chats.chats_in")(rows, column))
+
+
+def _look_at_rows(path: Path, lines: Any = None) -> Rows:
     with needing("a look at rows", "pyarrow", "data"):
         import pyarrow as pa
     try:
-        table = _read(path)
+        if lines is None:
+            table = _read(path)
+        else:
+            table = pa.table({name: _array(lines, name) for name in lines.names})
     except UsageError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -215,6 +251,25 @@ def _look_at_rows(path: Path) -> Rows:
     first = 2 if path.suffix.lower() == ".csv" else 1
     columns = [_column(name, table.column(name), first) for name in names]
     return Rows(path, table.num_rows, columns, table)
+
+
+def _array(lines: Any, name: str) -> Any:
+    """Return a column of a file of JSON.
+
+    Raises:
+        ArgumentError: the values have different kinds; the message has the line of the first one that differs.
+    """
+    import pyarrow as pa
+
+    values = lines.column("--data", name)
+    try:
+        return pa.array(values)
+    except pa.ArrowException as error:
+        kinds = [type(value).__name__ for value in values]
+        known = [kind for kind in kinds if kind != "NoneType"]
+        other = next((kind for kind in known if kind != known[0]), known[0])
+        what = f" is a {other}, but a {known[0]} before; write one kind of values"
+        raise lines.refusal("--data", kinds.index(other), name, what) from error
 
 
 def _read(path: Path) -> Any:
@@ -290,6 +345,27 @@ def _column(name: str, cells: Any, first: int) -> Column:
     )
 
 
+def longest_text(rows: Rows, target: Column, least: int) -> Column | None:
+    """Return the column with the longest texts, if they have so many characters at the mean."""
+    means = {
+        each.name: sum(len(text) * count for text, count in each.counts.items()) / rows.count
+        for each in rows.columns
+        if each.kind == "text" and each is not target
+    }
+    name = max(means, key=means.__getitem__, default="")
+    return next((each for each in rows.columns if each.name == name and means[name] >= least), None)
+
+
+def lengths_of(texts: Iterable[str]) -> str:
+    """Return what is said of the lengths of texts, of empty ones and of those that are there twice."""
+    texts = list(texts)
+    sizes = sorted(map(len, texts))
+    empty = sum(not text.strip() for text in texts)
+    twice = len(texts) - len(set(texts))
+    characters = f"characters: median {sizes[len(sizes) // 2]}, longest {sizes[-1]}"
+    return f"{characters}; {empty} empty; {counted(twice, 'duplicate')}"
+
+
 def target_of(rows: Rows, given: str | None) -> Column:
     """Return the column to predict: that which is given, or one that is called so, or the last one that may be it.
 
@@ -298,8 +374,8 @@ def target_of(rows: Rows, given: str | None) -> Column:
     """
     columns = {each.name: each for each in rows.columns}
     able = [each.name for each in rows.columns if each.kind not in ("empty", "other", "date")]
-    able = [name for name in able if not columns[name].names_rows(rows.count)]
     called = [name for name in able if name.lower() in _TARGETS]
+    able = [name for name in able if not columns[name].names_rows(rows.count)]
     name = given or next(iter(called + able[-1:]), "")
     if name not in columns:
         near = did_you_mean(name, columns)

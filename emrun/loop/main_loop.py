@@ -372,7 +372,13 @@ class MainLoop(Loop):
         return cast(Outcome, self.outcome)
 
     def run_evaluation(
-        self, stream_name: str, *, as_trained: bool = False, in_order: bool = False, path: Path | None = None
+        self,
+        stream_name: str,
+        *,
+        as_trained: bool = False,
+        in_order: bool = False,
+        path: Path | None = None,
+        batches: int | None = None,
     ) -> EpochData:
         """Evaluate the model on one pass of a stream.
 
@@ -384,6 +390,7 @@ class MainLoop(Loop):
             as_trained: read as many batches of an extra stream as an evaluation of the training does.
             in_order: read all rows in their order; see `StreamContext`.
             path: where the data of the stream `new` are; see `stream_function`.
+            batches: how many batches to read at most; None for all.
 
         Returns:
             What the hooks wrote about the stream.
@@ -397,7 +404,7 @@ class MainLoop(Loop):
         is_within = self.session.is_open
         with parts.progress.evaluation(is_recorded=not is_within):
             with nullcontext() if is_within else self:
-                size = parts.streams.extra[stream_name].batches if as_trained else None
+                size = parts.streams.extra[stream_name].batches if as_trained else batches
                 stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order, path=path)
                 epoch_data = self.training_loop.run_epoch([], [stream], 0)
             parts.requests.raise_if_due()  # again: the end of the block suppresses an `Interrupted`

@@ -1,4 +1,4 @@
-"""The modules of emrun's bases: for rows of a table, windows of a series and images."""
+"""The modules of emrun's bases: for rows of a table, windows of a series, images and texts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, hub, nn
 
-from emrun.base.errors import ArgumentError, needing
+from emrun.base.arguments import expanded, similar_folder
+from emrun.base.errors import ArgumentError, needing, reason_of
 from emrun.base.lazy import prepare_torchvision
 from emrun.base.types import Values
 from emrun.base.wording import did_you_mean, listed
 
 SMALL = "small"
-"""The name of a network for images that needs no other package."""
+"""The name of a network that needs no files and no download."""
 
 
 _EMBEDDED = 8  # the width of the embedding of a category
+_HEAD = 32  # the width of a head of attention
 
 
 def layers(before: int, widths: Sequence[int], dropout: float, outputs: int) -> nn.Sequential:
@@ -178,6 +180,99 @@ class MaskNet(nn.Module):
         fine = self.up[1](torch.cat([_resized(middle, fine), fine], dim=1))
         logits: Tensor = self.last(fine)
         return logits
+
+
+class TextNet(nn.Module):
+    """Predicts the logits of classes of texts from their tokens, each seen with the two around it.
+
+    Args:
+        tokens: the number of tokens of the tokenizer.
+        classes: the number of classes.
+        width: the width of the embedding of a token.
+        dropout: the share of values that are left out in training.
+
+    Raises:
+        ArgumentError: there is one class.
+    """
+
+    def __init__(self, tokens: int, classes: int, width: int = 64, dropout: float = 0.3) -> None:
+        super().__init__()
+        _check_classes(classes)
+        self.embedding = nn.Embedding(tokens, width)
+        self.near = nn.Conv1d(width, width, 3, padding=1)
+        self.last = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * width, classes))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the logits, (B, classes), of tokens, (B, T), where the mask is not 0."""
+        values = self.embedding(input_ids).transpose(1, 2)
+        seen = attention_mask.unsqueeze(1).to(values.dtype)
+        values = self.near(values * seen).relu() * seen
+        mean = values.sum(dim=2) / seen.sum(dim=2).clamp(min=1)
+        logits: Tensor = self.last(torch.cat([mean, values.amax(dim=2)], dim=1))
+        return logits
+
+
+def text_model(tokens: int, classes: int, model: str = SMALL, width: int = 64, dropout: float = 0.3) -> nn.Module:
+    """Return a `TextNet`, or a model of transformers that classifies texts.
+
+    Args:
+        tokens: see `TextNet`.
+        classes: see `TextNet`.
+        model: `small` for a `TextNet`, or a directory that `save_pretrained` wrote, or a name in the cache of
+            transformers.
+        width: see `TextNet`.
+        dropout: see `TextNet`.
+    """
+    if model == SMALL:
+        return TextNet(tokens, classes, width, dropout)
+    _check_classes(classes)
+    more = {"num_labels": classes, "ignore_mismatched_sizes": True}
+    return _of_transformers("AutoModelForSequenceClassification", model, more)
+
+
+def chat_model(tokens: int, model: str = SMALL, width: int = 128, layers: int = 2) -> nn.Module:
+    """Return a language model of transformers: a small Llama with random weights, or one with its own weights.
+
+    Args:
+        tokens: the number of tokens of the tokenizer.
+        model: `small`, or a directory that `save_pretrained` wrote, or a name in the cache of transformers.
+        width: the width of the layers of `small`, a multiple of 32.
+        layers: the number of its layers.
+    """
+    if model != SMALL:
+        return _of_transformers("AutoModelForCausalLM", model, {"use_cache": False})
+    if width % _HEAD:
+        raise ArgumentError("width", f"{width} is not a multiple of {_HEAD}")
+    with needing("the model 'small'", "transformers", "transformers"):
+        from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(
+        vocab_size=tokens, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+        num_attention_heads=width // _HEAD, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    found: nn.Module = LlamaForCausalLM(config)
+    return found
+
+
+def _of_transformers(name: str, model: str, more: Values) -> nn.Module:
+    """Return a model of transformers with its weights, which are on this machine.
+
+    Raises:
+        ArgumentError: it cannot be loaded.
+    """
+    with needing(f"the model {model!r}", "transformers", "transformers"):
+        import transformers
+        from huggingface_hub import snapshot_download
+    folder = expanded(model)
+    try:
+        place = folder if folder.is_dir() else snapshot_download(model, local_files_only=True)
+        found: nn.Module = getattr(transformers, name).from_pretrained(str(place), dtype=torch.float32, **more)
+    except (OSError, ValueError) as error:
+        reason = f"{model!r} cannot be loaded: {reason_of(error).splitlines()[0]}{similar_folder(folder)}"
+        advice = (
+            f"write {SMALL!r}, a directory that save_pretrained has written, or a name in the cache of transformers"
+        )
+        raise ArgumentError("model", f"{reason}; {advice}") from error
+    return found
 
 
 def _check_classes(classes: int) -> None:

@@ -292,6 +292,7 @@ class Calculation:
         is_loss = key.startswith("loss")
         self._is_balanced = is_loss and _is_balanced(form)
         self._counts: Sequence[int] | None = None
+        self._advice = ""  # what to write if the module has too few classes
         self._form = _with_weight(form, None) if self._is_balanced else form
         self._device = device
         function = self._form()
@@ -367,6 +368,12 @@ class Calculation:
         if instead is not None and self.reads_classes:
             what = f"{source!r} is a picture, whose values the loss would take for probabilities of classes"
             raise ArgumentError(f"{self.key}.inputs", f"{what}; {instead}")
+        if self.reads_classes:
+            names = named_classes(dataset)
+            is_of_source = isinstance(names, Mapping)
+            names = names.get(source) if is_of_source else names
+            number = f"${{data:classes.{source}}}" if is_of_source else "${data:classes}"
+            self._advice = f"the data have {len(names)} classes ({few(names)}); write {number}" if names else ""
 
     @property
     def reads_classes(self) -> bool:
@@ -441,6 +448,8 @@ class Calculation:
             return self._call(*arguments)
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
+            if self._advice and str(error).startswith("Target "):
+                error.add_note(f"{self._advice} as the number of classes of the module")
             raise
 
 

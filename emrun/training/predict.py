@@ -74,6 +74,7 @@ def predict(
     probabilities: bool | str = False,
     overwrite: bool = False,
     limit: int = 100_000,
+    generate: int | None = None,
 ) -> Predictions | Columns:
     """Return the outputs of a run's model for every example of a stream as arrays, or write them to a file.
 
@@ -97,6 +98,8 @@ def predict(
         probabilities: write the probabilities of the classes instead; see the hook `SavePredictions`.
         overwrite: replace a file that exists.
         limit: the most examples of which arrays are returned; a file has any number.
+        generate: write answers instead, for so many chats, the first ones: what is before the last answer of each, that
+            answer, and the one that the model generates, of the most probable tokens, at most 128.
 
     Returns:
         With a file, what was written. Otherwise name -> array, with a first axis of examples: `id` or `position`, and
@@ -134,7 +137,12 @@ def predict(
         check_alike(plan, exchange)
         find_checkpoint(plan, directory, checkpoint_name)
         try:
-            if place is None:
+            if generate is not None:
+                if place is None or joined.several or variables or classes or probabilities:
+                    what = "needs a file and one process, and writes neither variables, classes nor probabilities"
+                    raise UsageError(f"generate: {what}")
+                saver = locate("emrun.hooks._generated_answers.GeneratedAnswers")(stream, place, generate)
+            elif place is None:
                 saver = locate("emrun.hooks._predicted_arrays.PredictedArrays")(
                     stream, variables, classes, limit, probabilities
                 )
@@ -157,7 +165,7 @@ def predict(
             plan, exchange, directory, run=None, is_evaluation=True, classes=directory, is_new_data=is_new_data
         )
         check_stream(training.dataset, stream, path)
-        if is_new_data:
+        if is_new_data or generate is not None:
             training.model.without_measures()
         else:
             training.model.predict_only()
@@ -166,7 +174,7 @@ def predict(
         loop.change_hooks([*loop.hooks, saver])
         loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), exchange)
     try:
-        loop.run_evaluation(stream, in_order=True, path=path)
+        loop.run_evaluation(stream, in_order=True, path=path, batches=generate)
     except StreamError as error:
         if path is not None:
             error.refuse_data(from_here(path))

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from training.resuming import Interrupt, resumed, train_with
 from words import MARKED, PLAIN, WORDS, save_tokenizer
 
-from emrun import Factory, TorchModel, create_training
-from emrun.base.errors import ArgumentError
+from emrun import Factory, TorchModel, create_training, predict
+from emrun.base.errors import ArgumentError, UsageError
 from emrun.datasets import Chats, Mixed
 from emrun.losses import next_token, trained_tokens
 from emrun.models.step.packs import check_packs
@@ -313,11 +313,47 @@ def test_packs_are_checked_before_the_first_update(project):
         trained("blind", pack=40, inputs=["input_ids"], loop={"on_unused_sources": "ignore"})
 
 
+@pytest.mark.parametrize("pack", [None, 64])
+def test_answers_are_generated_beside_those_of_the_data_and_of_chats_that_wait_for_them(chats, pack, tmp_path):
+    pairs = [("say 1", "yes"), ("say 2", "no")] * 40
+    chats([chat(*first, *second) for first, second in zip(pairs, sorted(pairs), strict=True)])
+    made = config(pack=pack, batch_size=2)
+    made["dataset"] |= {"tokenizer": {"learn": 270}, "split": {"valid": 0.2}}
+    own = {"class": "emrun.models.networks.chat_model", "tokens": "${data:embeddings.input_ids}", "width": 32}
+    made["model"] |= {"module": {**own, "layers": 1}, "optimizer": {"class": "AdamW", "lr": 0.01}}
+    made["hooks"][1] = {"StopAfter": {"epochs": 4}}
+    create_training(made, output_dir="run").main_loop.run_training()
+    done = predict("run", "valid", "a.jsonl", generate=5)
+    assert (done.rows, done.columns) == (5, ("position", "prompt", "answer", "generated"))
+    rows = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row["prompt"].endswith("<begin>assistant\n")
+        assert row["prompt"].count("<begin>assistant\n") == 2
+        assert row["generated"] == row["answer"]
+    assert {row["answer"] for row in rows} == {"yes", "no"}
+    # another time, the same; new chats, without the others
+    (tmp_path / "new.jsonl").write_text(json.dumps(chat("say 1", "yes", "say 2")) + "\n" + json.dumps(ROWS[0]))
+    (tmp_path / "chats.jsonl").unlink()
+    for name in ("b.jsonl", "c.jsonl"):
+        assert predict("run", file=name, data="new.jsonl", generate=9).rows == 2
+    assert Path("b.jsonl").read_bytes() == Path("c.jsonl").read_bytes()
+    first, second = map(json.loads, Path("b.jsonl").read_text().splitlines())
+    assert (first["answer"], first["generated"]) == ("", "no")
+    assert second["answer"] == ROWS[0]["messages"][-1]["content"]
+    with pytest.raises(UsageError, match="generate: needs a file and one process"):
+        predict("run", data="new.jsonl", generate=2)
+
+
 def test_mixed_chats_are_checked_as_those_of_one_dataset(chats):
     mixed = Mixed({"a": chats(pack=40), "b": chats(pack=40)}, {"a": 1, "b": 1}, batches_per_epoch=3)
     assert mixed.is_packed and not Mixed({"a": chats()}, {"a": 1}, batches_per_epoch=3).is_packed
     with pytest.raises(ArgumentError, match="'w49' has the number 57"):
         mixed.check_vocabulary(57)
+    other = chats(tokenizer={"learn": 300})
+    with pytest.raises(ArgumentError, match="datasets: they have different tokenizers"):
+        Mixed({"a": chats(), "b": other}, {"a": 1, "b": 1}, batches_per_epoch=3).check_vocabulary(999)
+    again = chats(tokenizer={"learn": 300})
+    Mixed({"a": again, "b": other}, {"a": 1, "b": 1}, batches_per_epoch=3).check_vocabulary(999)
 
 
 def test_a_vocabulary_larger_than_that_of_the_model_is_an_error_with_the_line(project):

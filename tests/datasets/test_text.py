@@ -234,12 +234,18 @@ def test_bad_input_is_one_error_with_file_and_line(texts, project, name, content
         ({"batch_tokens": 10, "batch_size": None}, r"batch_tokens: 'rows.jsonl', line \d+ has 32 tokens; set as many"),
         ({"length": 2}, "length: 2 tokens leave none for the text"),
         ({"buckets": 1}, "buckets: 1 is neither true nor false"),
-        ({"tokenizer": {"nam": "x"}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": {"nam": "x"}}, "tokenizer: .* is neither a name or directory nor {name: NAME, ...} nor {learn"),
+        ({"tokenizer": {"name": 3}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": {"name": "plain", "learn": 300}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": 3}, "tokenizer: 3 is neither a name or directory nor"),
+        ({"tokenizer": {"learn": 3}}, "tokenizer.learn: 3 "),
+        ({"tokenizer": "plane"}, "tokenizer: 'plane' cannot be loaded: .*did you mean 'plain'"),
         ({"tokenizer": "nobody/nothing"}, "tokenizer: 'nobody/nothing' cannot be loaded: .*download: true}"),
         ({"tokenizer": "."}, "tokenizer: '.' cannot be loaded"),
     ],
 )
-def test_arguments_that_do_not_fit_are_errors(texts, arguments, message):
+def test_arguments_that_do_not_fit_are_errors(texts, project, arguments, message):
+    (project / "plain").mkdir()
     with pytest.raises(ArgumentError, match=message):
         texts(**arguments)
 
@@ -251,6 +257,43 @@ def test_a_tokenizer_without_padding_is_an_error_whose_advice_works(texts, proje
     name, padding = re.search(r"{name: (.*), padding: \"(.*)\"}", str(caught.value)).groups()
     batch = read(texts(tokenizer={"name": name, "padding": padding}))[0]
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 4).all()
+
+
+def test_a_tokenizer_is_learnt_from_the_train_rows_and_kept_by_the_run(texts, project):
+    (project / "valid.jsonl").write_text('{"text": "strange strange strange", "kind": "x"}\n' * 9)
+    form = {"learn": 300}
+    dataset = texts(tokenizer=form, valid="valid.jsonl", length=40)
+    assert dataset.data_numbers == {"embeddings.input_ids": 300}
+    raw = dataset.tokenizer.raw
+    assert not [each for each in raw.get_vocab() if "str" in each]
+    assert raw.decode(read(dataset, "valid")[0]["input_ids"][0]) == "strange strange strange"
+    assert texts(tokenizer=form).tokenizer.learnt == dataset.tokenizer.learnt
+    # the run has it, and not the rows
+    kept = json.loads(json.dumps(dataset.preparation))
+    (project / "rows.jsonl").rename(project / "gone.jsonl")
+    again = texts(tokenizer=form, valid="valid.jsonl", length=40, preparation=kept)
+    for one, other in zip(read(dataset, "valid"), read(pickle.loads(pickle.dumps(again)), "valid"), strict=True):
+        assert np.array_equal(one["input_ids"], other["input_ids"])
+    del kept["learnt"]["tokens"]
+    with pytest.raises(Exception, match="the run began with another tokenizer"):
+        read(texts(tokenizer=form, valid="valid.jsonl", preparation=kept), "valid")
+
+
+def test_the_length_that_texts_are_cut_to_is_not_another_tokenizer(texts):
+    kept = texts(length=20, split={"valid": 0.2}).preparation
+    assert read(texts(length=20, split={"valid": 0.2}, preparation=kept), "valid")
+
+
+def test_new_texts_have_words_and_their_classes_are_not_needed(texts, project, caplog):
+    dataset = texts(preparation=texts().preparation)
+    (project / "new.csv").write_text("text,kind\nw1,odd\nw2,x\n")
+    with caplog.at_level("WARNING"):
+        (batch,) = dataset.new_stream(project / "new.csv", StreamContext("new", seed=0, in_order=True))
+    assert "label" not in batch
+    assert "1 row of column 'kind' has a class that the run does not have, such as 'odd'" in caplog.text
+    (project / "other.csv").write_text('text\nw1\n" "\n')
+    with pytest.raises(Exception, match=r"other.csv', line 3: column 'text' is empty"):
+        dataset.new_stream(project / "other.csv", StreamContext("new", seed=0, in_order=True))
 
 
 def test_tokens_that_the_model_does_not_have_are_an_error_with_the_line(texts):

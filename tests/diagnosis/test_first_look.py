@@ -1,6 +1,7 @@
 """`emrun init --data`: what is seen in data, the config for it, and the whole way to predictions on new files."""
 
 import csv
+import json
 import random
 import re
 import shutil
@@ -91,7 +92,24 @@ def write_new_folder(path):
             shutil.copy(file, Path(path, f"{name}-{file.name}"))
 
 
+def write_reviews(path, count=200, labels=True):
+    """Write texts with classes, as JSON lines or CSV."""
+    draw = random.Random(count)
+    words = {"good": ["warm", "clever", "great"], "bad": ["dull", "poor", "loud"]}
+    rows = []
+    for number in range(count):
+        label = ["good", "bad"][number % 2]
+        said = [f"the {draw.choice(['film', 'trip'])} was {draw.choice(words[label])}" for _ in range(3)]
+        rows.append({"id": f"r{number}", "review": ", ".join(said), **({"verdict": label} if labels else {})})
+    if Path(path).suffix == ".csv":
+        write(path, {name: [row[name] for row in rows] for name in rows[0]})
+    else:
+        Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 CASES = {
+    "reviews.jsonl": (write_reviews, lambda path: write_reviews(path, 20, False), [], "accuracy", "name"),
+    "reviews.csv": (write_reviews, lambda path: write_reviews(path, 20, False), [], "accuracy", "probability.good"),
     "pictures": (write_folder, write_new_folder, [], "accuracy", "name"),
     "people.csv": (
         lambda path: write(path, people(300)),
@@ -151,6 +169,98 @@ def test_from_data_to_predictions_on_new_files(name):
     assert rows
     assert column in rows[0]
     assert "id" in rows[0]
+
+
+def talk(*said):
+    roles = ["user", "assistant"] * len(said)
+    return {"messages": [{"role": role, "content": each} for role, each in zip(roles, said, strict=False)]}
+
+
+def lines(path, rows):
+    Path(path).write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in rows))
+
+
+def test_from_chats_to_answers():
+    lines("chats.jsonl", [talk(f"say {row % 2}", ["no", "yes"][row % 2]) for row in range(80)])
+    status, told = begin("--data", "chats.jsonl")
+    assert status == 0, told
+    assert (
+        "80 chats, 80 with answers\nmessages: user 80, assistant 80\ncharacters: median 8, longest 8; 0 empty" in told
+    )
+    assert "78 duplicates" in told
+    assert "emrun predict RUN_DIR --data PATH -o answers.jsonl --generate 5" in Path("made/README.md").read_text()
+    assert "transformers]'" in Path("made/README.md").read_text()
+    text = Path("made/config.yaml").read_text()
+    assert len(text.splitlines()) <= 25
+    config = load_config("made")
+    try_out(config)
+    small = [
+        "vars.width=32",
+        "vars.layers=1",
+        "vars.pack=32",
+        "vars.epochs=5",
+        "vars.lr=0.01",
+        "vars.tokenizer.learn=270",
+    ]
+    assert create_training(config, output_dir="run", overrides=small).main_loop.run_training().status == "finished"
+    Path("chats.jsonl").unlink()
+    lines("new.jsonl", [talk("say 0"), talk("say 1", "no")])
+    predict("run", data="new.jsonl", file="answers.csv", generate=5)
+    with Path("answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["answer"], row["generated"]) for row in rows] == [("", "no"), ("no", "yes")]
+
+
+GOOD = [{"text": f"a good text {row // 2}", "label": "ab"[row % 2]} for row in range(20)]
+TALKS = [talk("hi", "hello")] * 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([*GOOD, '{"text": "a go'], r"'.*t\.jsonl', line 21: Unterminated string .*; is the line cut\?"),
+        ([*GOOD, "[1]"], r"'.*t\.jsonl', line 21 is a list, not an object"),
+        ([], r"t\.jsonl: contains no examples|t\.jsonl': contains no examples"),
+        ([*GOOD, {"label": "a"}], r"t\.jsonl, row 21: column 'text' is missing; write a text, or leave the row out"),
+        ([*GOOD, {"text": "w"}], r"t\.jsonl, row 21: column 'label' is the target and has 1 gap"),
+        ([{**row, "label": "a"} for row in GOOD], r"'label' is the target, but has the value 'a' only"),
+        ([{**row, "label": f"l{n}"} for n, row in enumerate(GOOD)], r"'label' is the target, but is different in each"),
+        ([{**row, "label": f"l{n // 2}"} for n, row in enumerate(GOOD[:9])], r"'label' has 5 different values"),
+        ([*GOOD, {"text": "w", "label": 3}], r"t\.jsonl', line 21: column 'label' is a int, but a str before"),
+        ([*GOOD, {"text": [1], "label": "a"}], r"t\.jsonl', line 21: column 'text' is a list, but a str before"),
+        ([{"x": n, "label": "ab"[n % 2]} for n in range(20)], r"t\.jsonl has no column of texts from which 'label'"),
+        ([{**row, "label": n / 7} for n, row in enumerate(GOOD)], r"t\.jsonl has no column of texts from which 'lab"),
+        ([*TALKS, *GOOD], r"t\.jsonl', line 4: column 'messages': is missing"),
+        ([*TALKS, {"messages": [{"from": "a", "value": "b"}]}], r"line 4: .* message 1 has no 'role', but from, value"),
+        ([{"messages": [{"role": "user", "content": "a"}]}] * 3, r"no answers, of role assistant \(the roles are user"),
+        (TALKS[:1], r"has one chat; a run needs"),
+    ],
+)  # fmt: skip
+def test_json_lines_from_which_nothing_can_be_learnt_are_refused(rows, message):
+    lines("t.jsonl", rows)
+    status, told = begin("--data", "t.jsonl")
+    assert status == 2, told
+    assert re.search(message, told), told
+    assert not Path("made").exists()
+
+
+def test_texts_are_told_by_what_else_there_is():
+    lines("t.jsonl", [*GOOD, {"text": "", "label": "a"}])
+    made, uses = told_of("t.jsonl")
+    assert (made.base, uses) == ("text_classification", {"text": "text", "label": "target"})
+    assert made.seen[-2:] == [
+        "text: characters: median 13, longest 13; 1 empty; 10 duplicates",
+        "label: 2 classes: a 11, b 10",
+    ]
+    rows = {"text": [row["text"] for row in GOOD], "label": [row["label"] for row in GOOD], "size": [0.5, 1.5] * 10}
+    write("t.csv", rows)
+    assert told_of("t.csv")[0].base == "tabular"
+    assert told_of("t.csv", task="text_classification")[0].base == "text_classification"
+    with pytest.raises(UsageError, match="rows have no messages; leave out --task"):
+        told_of("t.csv", task="chat")
+    lines("c.jsonl", TALKS)
+    with pytest.raises(UsageError, match="has chats in 'messages'; leave out --target and --task"):
+        told_of("c.jsonl", task="text_classification")
 
 
 def test_from_pictures_with_masks_to_masks_of_new_pictures():

@@ -5,7 +5,7 @@ import torch
 
 from emrun import TorchModel
 from emrun.base.errors import ArgumentError
-from emrun.models.networks import MaskNet, PictureNet, SeriesNet, TableNet
+from emrun.models.networks import MaskNet, PictureNet, SeriesNet, TableNet, TextNet, chat_model, text_model
 
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, 0), (0, 2), (3, 2)])
@@ -76,3 +76,28 @@ def test_an_unknown_model_is_answered_with_the_nearest():
 def test_one_class_is_nothing_to_tell_apart(kind):
     with pytest.raises(ArgumentError, match="the data have 1 class, so that there is nothing to tell apart"):
         kind(1)
+
+
+def test_padding_of_texts_changes_nothing():
+    net = TextNet(20, 3, width=8).eval()
+    tokens = torch.randint(0, 20, (2, 5))
+    whole = net(tokens, torch.ones_like(tokens))
+    padded = net(torch.nn.functional.pad(tokens, (0, 4), value=7), torch.tensor([[1] * 5 + [0] * 4] * 2))
+    assert torch.allclose(whole, padded, atol=1e-6)
+
+
+def test_models_of_directories_are_loaded_and_a_misspelt_one_is_an_error_with_the_nearest(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    transformers.BertForSequenceClassification(config).save_pretrained("bert")
+    assert text_model(30, 5, "bert")(torch.zeros(1, 4, dtype=torch.int64)).logits.shape == (1, 5)
+    chat_model(40, width=32, layers=1).save_pretrained("llama")
+    assert chat_model(40, "llama")(torch.zeros(1, 4, dtype=torch.int64)).logits.shape == (1, 4, 40)
+    for make in (lambda: text_model(30, 5, "brt"), lambda: chat_model(40, "lama")):
+        with pytest.raises(
+            ArgumentError, match=r"cannot be loaded: .*; did you mean '(bert|llama)'.*; write 'small', a dir"
+        ):
+            make()
+    with pytest.raises(ArgumentError, match="width: 40 is not a multiple of 32"):
+        chat_model(40, width=40)
