@@ -11,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders docs docs-serve wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders docs docs-pictures docs-serve wheel clean
 
 setup: $(INSTALLED)
 
@@ -144,6 +144,10 @@ docs-serve: $(VENV)/.docs
 $(VENV)/.docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	touch $@
+
+# the pictures of docs/start, from the runs of its pages
+docs-pictures: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py
 
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
