@@ -118,7 +118,9 @@ class Mixed(ThreeStreams):
         Raises:
             StreamError: several datasets, or none, could read them.
         """
-        able = [name for name, each in self._datasets.items() if takes_path(NEW, getattr(each, "new_stream", lambda: None))]
+        able = [
+            name for name, each in self._datasets.items() if takes_path(NEW, getattr(each, "new_stream", lambda: None))
+        ]
         if len(able) != 1:
             what = f"new data could be those of {listed(able)}" if able else "no dataset has a method new_stream(path)"
             others = " ".join(f"'~dataset.datasets.{name}' '~dataset.weights.{name}'" for name in able[1:])
