@@ -213,3 +213,25 @@ def test_overrides_give_what_a_base_needs_and_a_resume_changes_it(tmp_path, monk
     resumed = resume_training("run", overrides=["vars.epochs=2", "model.scheduler.on_extend=replan"])
     resumed.main_loop.run_training()
     assert resumed.main_loop.training_epochs_done == 2
+
+
+def test_runs_with_numbers_of_the_data_become_a_model_and_weights_to_begin_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    people(tmp_path)
+    config = {
+        "extends": "emrun:tabular",
+        "vars": {"train": "people.csv", "target": "label", "numbers": ["income"], "categories": ["city"], "epochs": 1},
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    for name, overrides in (("a", []), ("b", ["model.init_from=a"])):
+        create_training("c.yaml", output_dir=name, overrides=overrides).main_loop.run_training()
+    with pytest.raises(ConfigError, match="another shape"):
+        create_training("c.yaml", output_dir="c", overrides=["vars.target=job", "vars.hidden=[9]", "model.init_from=a"])
+    made = {"seed": 1, "dataset": read_config("c.yaml").tree.get("dataset").plain()}
+    made["model"] = {"class": "Ensemble", "runs": ["a", "b"], "outputs": ["logits"]}
+    made["model"]["metrics"] = {"accuracy": ["logits", "target"]}
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / CONFIG).write_text(
+        json.dumps({**made, "hooks": [{"ComputeStats": {"variables": ["accuracy"]}}]})
+    )
+    assert 0 <= evaluate("both", "test")["test"]["accuracy"]["mean"] <= 1

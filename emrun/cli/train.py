@@ -7,13 +7,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import ArgumentError, DataChanged, RunExists, UsageError
 from emrun.base.tables import folded_command, width
+from emrun.base.types import Json
 from emrun.base.wording import from_here, meant_of, progress
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import (
@@ -196,9 +197,10 @@ def resume_run(
         training = resume_training(directory, overrides, checkpoint, command=sys.argv, added_hooks=DISPLAY)
     if training is not None:
         return run(training, then_eval)
+    evaluated = _evaluated(directory, then_eval) if then_eval else {}
     leave()
     if wants_json() and not is_follower():
-        print_json({**run_as_json(directory), "exit_status": 0})
+        print_json({**run_as_json(directory), **evaluated, "exit_status": 0})
     return 0
 
 
@@ -253,12 +255,10 @@ def run(training: Training, then_eval: Sequence[str] = (), *, keeps: bool = True
         lines += closing_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
-    evaluated = _evaluated(training, then_eval) if outcome.status == "finished" and then_eval else {}
-    if evaluated and not is_quiet:
-        click.echo(results(evaluated), err=wants_json())
+    is_due = outcome.status == "finished" and then_eval
+    evaluated = _evaluated(training.output_dir, then_eval, training) if is_due else {}
     if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
-        more = {"evaluated": evaluated} if then_eval else {}
-        print_json({**run_as_json(training.output_dir, training), **more, "exit_status": outcome.exit_status})
+        print_json({**run_as_json(training.output_dir, training), **evaluated, "exit_status": outcome.exit_status})
 
     # how it has ended
     if outcome.warning is not None and not is_follower():
@@ -277,18 +277,33 @@ def run(training: Training, then_eval: Sequence[str] = (), *, keeps: bool = True
     return outcome.exit_status
 
 
-def _evaluated(training: Training, streams: Sequence[str]) -> dict[str, Any]:
-    """Evaluate the best checkpoint of a finished run on streams, write its page again, and return the results."""
-    from emrun.runs.report.page import write_at_end
+def _evaluated(directory: Path, streams: Sequence[str], training: Training | None = None) -> Json:
+    """Evaluate the best checkpoint of a finished run on streams, print the results, and write its page again.
+
+    Returns:
+        The results for `--json`, as `evaluated`.
+    """
+    from emrun.runs.report.page import REPORT, write_at_end
     from emrun.training.evaluate import evaluate
 
-    found: dict[str, Any] = {}
+    if wants_json():
+        so_far().update(run_as_json(directory, training))  # the run has finished, also if an evaluation fails
+    found: Json = {}
     with only_json(), users_code(keeps_output=True):
         for stream in streams:
-            found.update(evaluate(training.output_dir, stream, command=sys.argv))
-    if training.main_loop.report and not is_follower():
-        write_at_end(training.output_dir)
-    return found
+            try:
+                found.update(evaluate(directory, stream, command=sys.argv))
+            except Exception:
+                if not is_follower():
+                    print_error(f"the run has finished; evaluate it with: emrun eval {from_here(directory)} {stream}")
+                raise
+    if is_follower():
+        return {}
+    if not click.get_current_context().params["quiet"]:
+        click.echo(results(found), err=wants_json())
+    if (directory / REPORT).is_file():
+        write_at_end(directory)
+    return {"evaluated": found}
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:

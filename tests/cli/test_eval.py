@@ -85,6 +85,24 @@ def test_a_training_evaluates_its_best_checkpoint_at_the_end_into_json_and_page_
     assert (written["dataset"]["n"], written["hooks"][-1]) == (30, {"LogVariables": {"variables": ["loss"]}})
 
 
+def test_an_evaluation_at_the_end_that_fails_leaves_the_finished_run_and_the_same_command_evaluates_again(
+    emrun, tmp_path
+):
+    config = linear_with(["ComputeStats", {"StopAfter": {"epochs": 1}}])  # no SaveBest: `latest` is evaluated
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    words = ("train", "-q", "c.yaml", "--then-eval", "valid", "--json", "--output-dir")
+    failed = emrun(*words, "bad", "eval.valid.dataset.n=-1")
+    assert failed.returncode == 2
+    told = json.loads(failed.stdout)
+    assert (told["epochs"], told["directory"], told["problems"][0]["key"]) == (1, str(tmp_path / "bad"), "dataset.n")
+    assert "the run has finished; evaluate it with: emrun eval bad valid\n" in failed.stderr
+    assert emrun("eval", "-q", "bad", "valid", "~eval").returncode == 0
+    expected = {"valid": {"loss": {"mean": 0.0}}}
+    for _ in range(2):  # the second time, the run has finished
+        done = emrun(*words, "run", "--auto-resume")
+        assert (done.returncode, json.loads(done.stdout)["evaluated"]) == (0, expected)
+
+
 DATASET = """\
 dataset: &data
   class: Majority
