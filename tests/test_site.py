@@ -29,7 +29,8 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def links(text):
-    return [target for target in re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("", text)) if "://" not in target]
+    found = re.findall(r"""\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)\"""", _CODE.sub("", text))
+    return [target for target in map("".join, found) if "://" not in target]
 
 
 def anchors(text):

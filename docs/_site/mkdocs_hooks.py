@@ -66,6 +66,16 @@ def on_page_markdown(markdown, page, config, files):
     return text
 
 
+def on_post_page(output, page, config):
+    """Add what readers without a mouse or with a screen reader need."""
+    output = output.replace("<th></th>", "<td></td>").replace(
+        "<pre><span></span><code>", '<pre><span></span><code tabindex="0">'
+    )
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 def on_post_build(config):
     """Write the Markdown beside each page, and the list of all pages."""
     place = Path(config.site_dir)

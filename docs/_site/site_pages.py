@@ -92,7 +92,7 @@ def within_site(own, text, name=""):
         end = f"#{anchor}" if anchor else ""
         return f"{found[1]}({relative(page, own)}{end})" if page else found[1][1:-1]
 
-    parts = _FENCE.split(text)
+    parts = _FENCE.split(text.replace('="docs/pictures/', '="pictures/'))
     parts[::2] = [re.sub(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)", link, part) for part in parts[::2]]
     return "".join(parts)
 
