@@ -11,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders docs docs-pictures docs-screens docs-serve wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders docs docs-pictures docs-serve wheel clean
 
 setup: $(INSTALLED)
 
@@ -141,17 +141,14 @@ docs: $(VENV)/.docs
 docs-serve: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
-# the pictures of pages and of a terminal in docs/pictures, which are committed; needs chromium
-docs-screens: setup
-	$(BIN)/python docs/_site/screens.py
-
 $(VENV)/.docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	touch $@
 
-# the pictures of docs/start, from the runs of its pages
+# the pictures of docs: those of docs/start from the runs of its pages, those of pages of runs through Chromium
 docs-pictures: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py
+	$(BIN)/python docs/_site/screens.py
 
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist

@@ -103,8 +103,9 @@ class Tokenizer:
     def __init__(self, form: str | TokenizerForm, who: str) -> None:
         self.form: Values = {"name": form} if isinstance(form, str) else form
         self._who = who
-        name = self.form.get("name") if isinstance(self.form, Mapping) else None
-        if isinstance(name, str) == (isinstance(self.form, Mapping) and "learn" in self.form) or name == "":
+        given = self.form if isinstance(self.form, Mapping) else {}
+        name = given.get("name")
+        if isinstance(name, str) == ("learn" in given) or name == "":
             what = "is neither a name or directory nor {name: NAME, ...} nor {learn: 8000}"
             raise ArgumentError("tokenizer", f"{form!r} {what}")
         check_keys("tokenizer", self.form, list(TokenizerForm.__annotations__))
@@ -147,8 +148,13 @@ class Tokenizer:
         found.train_from_iterator(_texts_in(values), trainer)
         self.learnt = found.to_str()
 
+    def keep(self, learnt: str) -> None:
+        """Take a tokenizer that was learnt before."""
+        self.learnt = learnt
+
     def _loaded(self) -> Any:
-        found = self._of_parts() if "learn" in self.form else self._of_name()
+        make = self._of_parts if "learn" in self.form else self._of_name
+        found = make()
         if "template" in self.form:
             path = expanded(self.form["template"])
             try:
@@ -226,10 +232,8 @@ def _texts_in(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
             yield value
-        elif isinstance(value, Mapping):
-            yield from _texts_in(value.values())
-        elif isinstance(value, list):
-            yield from _texts_in(value)
+        elif isinstance(value, Mapping | list):
+            yield from _texts_in(value.values() if isinstance(value, Mapping) else value)
 
 
 class TokenRows(Records, Part):
@@ -472,7 +476,7 @@ class Tokenized(Prepared):
 
     def _use(self, learnt: Json) -> None:
         self._names = learnt["classes"]
-        self.tokenizer.learnt = learnt.get("tokens", "")
+        self.tokenizer.keep(learnt.get("tokens", ""))
 
     @property
     def data_numbers(self) -> Counts:

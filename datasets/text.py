@@ -136,10 +136,8 @@ class Text(Tokenized):
         is_wrong = [not isinstance(each, str) or (is_new and not each.strip()) for each in texts]
         if True in is_wrong:
             wrong = is_wrong.index(True)
-            each = texts[wrong]
-            what = f" is a {type(each).__name__}, not a text"
-            if each is None or isinstance(each, str):
-                what = " is missing" if each is None else " is empty"
+            kind = type(texts[wrong]).__name__
+            what = {"NoneType": " is missing", "str": " is empty"}.get(kind, f" is a {kind}, not a text")
             raise part.refusal("text", wrong, column, what)
         raw = self.tokenizer.raw
         end = raw.eos_token_id if self._column is None else None

@@ -260,8 +260,7 @@ def _chat(seen: Talks) -> FirstConfig:
 
 
 def _tabular(seen: Rows, target: Column, task: Task | None) -> FirstConfig:
-    is_lines = seen.path.suffix.lower() in LINES
-    is_asked = task == "text_classification" or is_lines  # for texts
+    is_asked = task == "text_classification" or seen.path.suffix.lower() in LINES  # for texts
     is_classes = task == "classification" or (task != "regression" and is_of_classes(target, seen.count))
     if is_classes and len(target.counts) > max(2, seen.count // 2):
         what = f"column {target.name!r} has {len(target.counts)} different values in {counted(seen.count, 'row')}"

@@ -241,13 +241,11 @@ def chat_model(tokens: int, model: str = SMALL, width: int = 128, layers: int = 
     """
     if model != SMALL:
         return _of_transformers("AutoModelForCausalLM", model, {"use_cache": False})
-    if width % _HEAD:
-        raise ArgumentError("width", f"{width} is not a multiple of {_HEAD}")
     with needing("the model 'small'", "transformers", "transformers"):
         from transformers import LlamaConfig, LlamaForCausalLM
     config = LlamaConfig(
         vocab_size=tokens, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
-        num_attention_heads=width // _HEAD, tie_word_embeddings=True, use_cache=False,
+        num_attention_heads=max(1, width // _HEAD), tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     found: nn.Module = LlamaForCausalLM(config)
     return found

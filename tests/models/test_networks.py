@@ -99,5 +99,3 @@ def test_models_of_directories_are_loaded_and_a_misspelt_one_is_an_error_with_th
             ArgumentError, match=r"cannot be loaded: .*; did you mean '(bert|llama)'.*; write 'small', a dir"
         ):
             make()
-    with pytest.raises(ArgumentError, match="width: 40 is not a multiple of 32"):
-        chat_model(40, width=40)
