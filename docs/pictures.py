@@ -115,7 +115,41 @@ def series(place):
     return figure
 
 
-PICTURES = {"images": images, "masks": masks, "tables": tables, "series": series}
+def text(place):
+    """Accuracy, and new texts with the probability of their classes."""
+    figure, (left, axes) = plt.subplots(1, 2, figsize=(7.5, 2.8), layout="constrained", width_ratios=(2, 3))
+    curves(left, place / "run", "accuracy", "accuracy")
+    rows = table(place / "new.csv")
+    texts = [json.loads(line)["text"] for line in (place / "new.jsonl").read_text(encoding="utf-8").splitlines()]
+    axes.barh(range(len(rows)), [float(row["probability.good"]) for row in rows], color="#f3c9a8")
+    for place_of_bar, words in enumerate(texts):
+        axes.text(0.01, place_of_bar, words, va="center", fontsize=6)
+    axes.set(title="probability of good", xlim=(0, 1), yticks=[])
+    axes.invert_yaxis()
+    return figure
+
+
+def language_models(place):
+    """Loss, and answers to new chats."""
+    figure, (left, axes) = plt.subplots(1, 2, figsize=(7.5, 2.6), layout="constrained")
+    curves(left, place / "run", "loss", "loss")
+    lines = (place / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    for number, answer in enumerate(json.loads(line) for line in lines):
+        asked = re.search(r"user\n(.*?)<end>", answer["prompt"])[1]
+        for text, x, y, color in ((asked, 0.02, 0.92, "#dde8f0"), (answer["generated"], 0.4, 0.77, "#f6dcc6")):
+            axes.text(x, y - number / 3, text, fontsize=8, va="top", bbox={"facecolor": color, "edgecolor": "none"})
+    axes.axis("off")
+    return figure
+
+
+PICTURES = {
+    "images": images,
+    "masks": masks,
+    "tables": tables,
+    "series": series,
+    "text": text,
+    "language_models": language_models,
+}
 """Page -> what draws its picture from the directory in which its blocks were run."""
 
 

@@ -1,4 +1,4 @@
-"""Makes the pictures of pages and of a terminal: `make docs-screens`; it needs chromium.
+"""Makes the pictures of pages and of a terminal: `make docs-pictures`; it needs chromium.
 
 `python docs/_site/screens.py run` makes one of them. The pages of a run, of a sweep and of a failed run are
 photographed light and dark. The terminal and the loop are drawn as SVG, whose colours follow the reader's scheme.
