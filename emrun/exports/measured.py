@@ -170,7 +170,8 @@ class _Keeper(AbstractHook):
         count = self.rows
         for name, collected in self._collected.items():
             result = collected.result()
-            mean, std = result["mean"], result["std"]
+            mean = result["mean"]
+            std = result["std"]
             interval = None
             is_share = False
             if not self._is_weighted and count > 1 and math.isfinite(mean) and math.isfinite(std):
