@@ -62,6 +62,9 @@ def _write(options: Options, name: str) -> Export:
     first = batches[0]
     if not first:
         raise ExportError("the model gets no source of the stream, so that a program has no input")
+    if _count(first) == 1:
+        alike = [each for each in batches if all(each[key].shape == first[key].shape for key in first)]
+        first = {key: torch.cat([each[key] for each in alike]) for key in first}
     dynamic = _dynamic(options.dynamic, batches)
     program = Program(model, measured.stream, _target(options, model))
 
