@@ -56,9 +56,9 @@ class Statistic(NamedTuple):
 class Measured:
     """The model of a run, evaluated on a stream.
 
-    `batches` are the first ones of the stream, with their outputs; `statistics` are those of the whole stream, empty if
-    only these batches were read; `rows` has the numbers of examples of streams, as far as they are known. There is no
-    checkpoint if the model is made of runs.
+    `batches` are the first ones of the stream, with their outputs; `statistics` are empty if only these were read;
+    `rows` has the numbers of examples of streams, as far as they are known. There is no checkpoint if the model is made
+    of runs.
     """
 
     run: StoredRun
@@ -74,7 +74,7 @@ class Measured:
 def measure(options: Options) -> Measured:
     """Build the model of a run on the CPU, load a checkpoint and evaluate a stream.
 
-    The stream is read whole if the training evaluates it too, so that this is not a further look at its labels.
+    A stream that the training evaluates too is read as the training does, which is not a further look at its labels.
 
     Raises:
         UsageError: there is no such checkpoint or stream.
@@ -110,14 +110,12 @@ def measure(options: Options) -> Measured:
     # the batches
     keeper = _Keeper()
     loop.change_hooks([*loop.hooks, keeper])
-    is_whole = stream in run.last_epoch.get("streams", {}) and stream != loop.train_stream_name
-    loop.run_evaluation(stream, in_order=True, batches=None if is_whole else _KEPT)
+    is_measured = stream in run.last_epoch.get("streams", {}) and stream != loop.train_stream_name
+    loop.run_evaluation(stream, in_order=True, batches=loop.stream_sizes.get(stream) if is_measured else _KEPT)
     if not keeper.batches:
         raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
     rows = _rows_of(loop, stream_names(training.dataset))
-    if is_whole:
-        rows[stream] = keeper.rows
-    statistics = list(keeper.statistics(stream)) if is_whole else []
+    statistics = list(keeper.statistics(stream)) if is_measured else []
     return Measured(run, plan, training, stream, keeper.batches, statistics, rows, checkpoint)
 
 
@@ -170,7 +168,8 @@ class _Keeper(AbstractHook):
         count = self.rows
         for name, collected in self._collected.items():
             result = collected.result()
-            mean, std = result["mean"], result["std"]
+            mean = result["mean"]
+            std = result["std"]
             interval = None
             is_share = False
             if not self._is_weighted and count > 1 and math.isfinite(mean) and math.isfinite(std):

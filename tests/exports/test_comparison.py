@@ -36,5 +36,7 @@ def test_the_tolerance_is_a_share_of_the_largest_finite_value():
 def test_a_branch_that_the_trace_has_frozen_is_found_by_a_batch_that_takes_the_other():
     cases = [Case({}, {"a": torch.tensor([1.0])}, "batch 0"), Case({}, {"a": torch.tensor([2.0])}, "batch 1")]
     found = [{"a": np.array([1.0])}, {"a": np.array([3.0])}]
-    with pytest.raises(ExportError, match=r"differs on batch 1 by 1, .*on batch 0 it is the same, .*frozen a branch"):
+    with pytest.raises(
+        ExportError, match=r"on batch 1 it differs by 1, .*on batch 0 it is the same, .*frozen a branch"
+    ):
         compare(cases, found, tolerances(cases, None, is_16_bits=False))

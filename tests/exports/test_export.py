@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
+from samples import SAMPLES, SMALL_GPT, own_modules
 
 import emrun
 from emrun.cli import emrun as commands
-from emrun.errors import ExportError, StorageError, UsageError
+from emrun.errors import ExportError, MissingExtra, StorageError, UsageError
 
 NETS = """
 import numpy as np
@@ -45,7 +48,7 @@ class Several(Net):
 
     def forward(self, image, tokens, mask, y=None):
         logits = self.last(self.words(tokens).mean(2) * mask + image)
-        outputs = {"logits": logits, "parts": (image, {"largest": logits.argmax(1)}), "none": None}
+        outputs = {"logits": logits, "scaled": image, "largest": logits.argmax(1), "none": None}
         if y is not None:
             outputs["loss"] = cross_entropy(logits, y)
         return outputs
@@ -178,14 +181,14 @@ def test_a_program_has_the_scaling_inside_and_neither_the_labels_nor_the_loss(se
         ("mask", "bool", ["batch", 6]),
     ]
     outputs = [(each["name"], each["shape"]) for each in facts["outputs"]]
-    assert outputs == [("logits", ["batch", 3]), ("parts.0", ["batch", 6]), ("parts.1.largest", ["batch"])]
+    assert outputs == [("logits", ["batch", 3]), ("scaled", ["batch", 6]), ("largest", ["batch"])]
     assert facts["not_needed"] == ["y"]
     assert [each["examples"] for each in facts["comparison"]["batches"]] == [8, 8, 4, 7, 1]
     assert all(each["largest"] <= each["tolerance"] for each in facts["comparison"]["differences"].values())
     program = torch.export.load(export.place / "model.pt2").module()
     inputs = {"image": torch.full((3, 6), 51, dtype=torch.uint8)}
     inputs |= {"tokens": torch.zeros(3, 6, dtype=torch.int64), "mask": torch.ones(3, 6, dtype=torch.bool)}
-    assert torch.allclose(program(inputs)["parts.0"], torch.tensor((51 / 255 - 0.4) / 0.2))
+    assert torch.allclose(program(inputs)["scaled"], torch.tensor((51 / 255 - 0.4) / 0.2))
 
 
 def test_the_card_tells_the_run_and_shows_names_with_markup_as_they_are(several):
@@ -215,7 +218,12 @@ def test_the_card_tells_the_run_and_shows_names_with_markup_as_they_are(several)
         ("Array", {}, {}, r"cannot be traced in module \(Array\), .*\.py:\d+: return self.last\(torch.from_numpy"),
         ("Sizes", {}, {}, "the trace fixes dimension 0 of input 'x' to 7"),
         ("Recurrent", {}, {"dynamic": ["tokens:1"]}, r"dimension 1 of input 'tokens' to 6: torch exports gru \(GRU\)"),
-        ("Frozen", {}, {}, "'logits' differs on batch 0 of stream 'valid' by .*something else when it is traced"),
+        (
+            "Frozen",
+            {},
+            {},
+            "output 'logits' of the program .*on batch 0 of stream 'valid' it differs.*when it is traced",
+        ),
         ("Lists", {"outputs": ["logits", "found"]}, {}, "output 'found' is a list"),
         ("Statistic", {}, {"dynamic": ["x:1"]}, "the model fails on shorter inputs, which a program must take"),
         ("Several", {"inputs": SCALED}, {"probabilities": True}, "probabilities: no loss of the model says how"),
@@ -274,3 +282,49 @@ def test_the_command_reports_a_refusal_with_status_2(trained, tmp_path, monkeypa
     assert problem["code"] == "export"
     assert "draws random numbers" in problem["message"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_onnx_needs_the_extra_export(several, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"onnx, which is not installed: pip install 'emrun.export.'"):
+        emrun.export(several[0], to="onnx", output=tmp_path / "out")
+
+
+TWO_BATCHES = "main_loop.extra_streams=[{valid: {batches: 2}}]"
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+@pytest.mark.parametrize(
+    ("sample", "overrides", "dynamic", "message"),
+    [
+        ("digits_convnet.yaml", [], [], None),
+        ("digits_mlp.yaml", [], [], None),
+        ("char_gpt", [*SMALL_GPT, "main_loop.fixed_epoch_size=20"], ["tokens:1"], None),
+        ("imdb_gru", ["dataset.longest=40"], [], None),
+        ("detection", [TWO_BATCHES], [], "source 'targets' is a list"),
+        ("table", [], [], None),
+        ("pictures", [], [], None),
+    ],
+)
+def test_a_program_of_a_sample_gives_what_its_model_gives(
+    sample, overrides, dynamic, message, to, tmp_path, monkeypatch
+):
+    config = SAMPLES / sample
+    if config.is_dir():
+        config = shutil.copytree(config, tmp_path / "project")
+        monkeypatch.chdir(config)
+        own_modules(config, monkeypatch)
+        if (config / "prepare.py").exists():
+            subprocess.run([sys.executable, "prepare.py"], check=True, stdout=subprocess.DEVNULL)
+    training = emrun.create_training(
+        config, output_dir=tmp_path / "run", overrides=["hooks.StopAfter.epochs=1", *overrides]
+    )
+    training.main_loop.run_training()
+    if message is not None:
+        with pytest.raises(ExportError, match=message):
+            emrun.export(tmp_path / "run", to=to, output=tmp_path / "out", dynamic=dynamic)
+        return
+    export = emrun.export(tmp_path / "run", to=to, output=tmp_path / "out", dynamic=dynamic)
+    assert all(each["largest"] <= each["tolerance"] for each in export.facts["comparison"]["differences"].values())
