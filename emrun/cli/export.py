@@ -11,10 +11,12 @@ from emrun.base.wording import from_here
 from emrun.cli.console import GivenPath, complete_streams, run_argument, with_terminal_log, without_slash
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json, with_json
+from emrun.cli.ranks import end_interrupted
 from emrun.config.config import read_config
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
 from emrun.exports.formats import FORMATS
+from emrun.loop.interrupts import Interrupted
 from emrun.training.directories import check_run
 
 _BY_LOSS = "loss"
@@ -80,19 +82,22 @@ def export(
     from emrun.exports.export import export as export_run
 
     # the export
-    with unwound_by_sigterm(), users_code():
-        written = export_run(
-            directory,
-            stream,
-            to=to,
-            output=output,
-            overrides=overrides,
-            checkpoint_name=checkpoint,
-            dynamic=dynamic,
-            probabilities=probabilities == _BY_LOSS or probabilities or False,
-            tolerance=tolerance,
-            license=license,
-        )
+    try:
+        with unwound_by_sigterm(), users_code():
+            written = export_run(
+                directory,
+                stream,
+                to=to,
+                output=output,
+                overrides=overrides,
+                checkpoint_name=checkpoint,
+                dynamic=dynamic,
+                probabilities=probabilities == _BY_LOSS or probabilities or False,
+                tolerance=tolerance,
+                license=license,
+            )
+    except Interrupted as error:
+        end_interrupted(f"{error.reason}; nothing is written", error.signal)
 
     # the summary
     if as_json:

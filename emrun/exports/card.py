@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from emrun.base.censor import hidden
-from emrun.base.errors import Position
 from emrun.base.types import Json
 from emrun.base.wording import counted, short, span
-from emrun.config.yaml_text import dump
-from emrun.config.yaml_tree import node_of
 from emrun.epoch_data import brief_statistics, is_rate
 from emrun.exports.measured import Measured, Statistic, interval_of_share
 from emrun.runs.looks import looks_by_config, looks_of
@@ -26,7 +25,18 @@ _MARKUP = re.compile(r"([\\`*_\[\]|~$#!{}])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 _LONGEST = 200  # characters of a field
 _LIBRARIES = {"torch-export": "pytorch", "safetensors": "pytorch", "adapter": "peft"}
-_TASKS = {"Table": "tabular", "TokenWindows": "text-generation", "Text": "text-classification"}
+_TASKS = {
+    ("Digits", True): "image-classification",
+    ("ImageFolder", True): "image-classification",
+    ("Pictures", True): "image-segmentation",
+    ("Table", True): "tabular-classification",
+    ("Table", False): "tabular-regression",
+    ("Text", True): "text-classification",
+    ("TokenWindows", True): "text-generation",
+}
+"""The class of the dataset, and whether a loss compares classes -> what the Hub calls the task."""
+_PLACES = re.compile(r"^code_directory:.*\n|(?<![\w.}:/-])~?/(?:[^\s'\"/,]+/)+", re.MULTILINE)
+"""What the config has of this machine: where the code is, and the folders of absolute paths."""
 
 
 class _Safe(str):
@@ -39,8 +49,8 @@ def escaped(value: object) -> str:
     """Return a value that may be anybody's as Markdown that shows it: on one line, without markup, not too long."""
     if isinstance(value, _Safe):
         return value
-    text = _plain(value)
-    shown = _MARKUP.sub(r"\\\1", "".join(_ENTITIES.get(each, each) for each in text))
+    text = _MARKUP.sub(r"\\\1", _plain(value))
+    shown = "".join(_ENTITIES.get(each, each) for each in text)
     shown = shown.replace("://", ":&#47;&#47;").replace("www.", "www&#46;")
     return re.sub(r"^([-+=]|\d+[.)](?= |$))", r"&#8203;\1", shown)  # no list, and no line across
 
@@ -52,29 +62,8 @@ def _plain(value: object) -> str:
 
 
 def _in_json(value: Any) -> str:
-    """Return a value as JSON, which is YAML and Python too."""
-
-    def plain(each: Any) -> Any:
-        if isinstance(each, Mapping):
-            return {key: plain(item) for key, item in each.items()}
-        if isinstance(each, list):
-            return list(map(plain, each))
-        return _plain(each) if isinstance(each, str) else each
-
-    return _Safe(json.dumps(plain(value), ensure_ascii=False))
-
-
-def _fenced(text: str, language: str) -> str:
-    """Return a text as a block of code, whose fence is longer than any in the text."""
-    fence = "`" * max(3, *(len(each) + 1 for each in re.findall("`+", text)), 3)
-    return _Safe(f"{fence}{language}\n{text.rstrip()}\n{fence}")
-
-
-def _example(value: Any) -> str:
-    """Return the shape or the dtype of an input as the code that makes zeros has it."""
-    if isinstance(value, str):
-        return _Safe(re.sub(r"\W", "", value))
-    return _Safe(tuple(each if isinstance(each, int) else 2 for each in value))
+    """Return a value as JSON in one line, which is YAML and Python too."""
+    return _Safe("".join(filter(str.isprintable, hidden(json.dumps(value, ensure_ascii=False)))))
 
 
 def card_of(measured: Measured, license_id: str | None, facts: Json) -> str:
@@ -85,13 +74,11 @@ def card_of(measured: Measured, license_id: str | None, facts: Json) -> str:
         license_id: the identifier of the licence; None if nobody has said one.
         facts: what `export.json` has.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     # what the Hub reads
     run = measured.run
     statistics = list(_statistics(measured))
     data = _data(measured)
-    task = _task(measured, facts)
+    task = _task(measured)
     front: Json = {"license": license_id, "library_name": _LIBRARIES.get(facts["kind"], facts["kind"])}
     front |= {"pipeline_tag": task, "tags": ["emrun", facts["kind"]]}
     results = [
@@ -123,10 +110,10 @@ def card_of(measured: Measured, license_id: str | None, facts: Json) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"json": _in_json, "fenced": _fenced, "example": _example, "raw": _Safe, "short": short}
-    environment.filters |= {"counted": counted}
+    environment.filters |= {"json": _in_json, "raw": _Safe, "short": short, "counted": counted}
+    config = hidden(_PLACES.sub("", run.config_text)).strip()
     classes = facts["classes"] or {}
-    text = environment.get_template("card.md").render(
+    return environment.get_template("card.md").render(
         front={key: value for key, value in front.items() if value is not None},
         facts=facts,
         license=license_id,
@@ -136,9 +123,9 @@ def card_of(measured: Measured, license_id: str | None, facts: Json) -> str:
         statistics=statistics,
         looks=[(stream, count, of_config[stream]) for stream, count in looks.items()],
         training=training,
-        config=_config(run),
+        config=config,
+        fence="`" * (3 + config.count("`")),
     )
-    return re.sub(r"\n{3,}", "\n\n", text) + "\n"
 
 
 def _statistics(measured: Measured) -> Iterator[Statistic]:
@@ -169,33 +156,14 @@ def _statistics(measured: Measured) -> Iterator[Statistic]:
 
 
 def _data(measured: Measured) -> str:
-    """Return the name of the data: the class of the dataset, with the name of its file or folder."""
-    given = measured.run.written.get("dataset")
-    keys = ("path", "file", "folder", "train", "name")
-    places = [given[key] for key in keys if isinstance(given.get(key), str)] if isinstance(given, dict) else []
-    return " ".join([type(measured.training.dataset).__name__, *(Path(place).name for place in places[:1])])
+    """Return the name of the data: the class of the dataset, and the first file, folder or name that the config has."""
+    section = measured.run.written.get("dataset")
+    given = section.items() if isinstance(section, dict) else ()
+    places = [Path(value).name for key, value in given if key != "class" and isinstance(value, str)]
+    return " ".join([type(measured.training.dataset).__name__, *places[:1]])
 
 
-def _config(run: StoredRun) -> str:
-    """Return the config without the directory of the code; of an absolute path, only its last part is kept."""
-
-    def shown(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: shown(each) for key, each in value.items() if key != "code_directory"}
-        if isinstance(value, list):
-            return list(map(shown, value))
-        return Path(value).name if isinstance(value, str) and re.match("[~/]", value) else value
-
-    return hidden(dump(node_of(shown(run.written), Position("config.yaml"))))
-
-
-def _task(measured: Measured, facts: Json) -> str | None:
-    """Return what the Hub calls the task, where the data and the outputs tell it."""
-    is_of_classes = any(each.activation for each in measured.training.model.targets)
-    kinds = [each.__name__ for each in type(measured.training.dataset).__mro__]
-    task = next((_TASKS[kind] for kind in kinds if kind in _TASKS), None)
-    if task == "tabular":
-        return "tabular-classification" if is_of_classes else "tabular-regression"
-    sizes = "".join(str(len(each["shape"])) for each in (*facts.get("inputs", ()), *facts.get("outputs", ())[:1]))
-    of_pictures = {"42": "image-classification", "44": "image-segmentation"}
-    return task or (of_pictures.get(sizes) if is_of_classes else None)
+def _task(measured: Measured) -> str | None:
+    """Return what the Hub calls the task, where the dataset tells it."""
+    has_classes = any(each.activation for each in measured.training.model.targets)
+    return _TASKS.get((type(measured.training.dataset).__name__, has_classes))

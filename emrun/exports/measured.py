@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from emrun.config.config import Config
 from emrun.config.override_keys import streams_of
 from emrun.config.plan import Plan
 from emrun.config.signatures import parameters_of
+from emrun.dataset import stream_names
 from emrun.exports.formats import Options
 from emrun.hook import AbstractHook
 from emrun.loop.main_loop import MainLoop
@@ -113,7 +114,7 @@ def measure(options: Options) -> Measured:
     loop.run_evaluation(stream, in_order=True, batches=None if is_whole else _KEPT)
     if not keeper.batches:
         raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
-    rows = _rows_of(loop, streams_of(base))
+    rows = _rows_of(loop, stream_names(training.dataset))
     if is_whole:
         rows[stream] = keeper.rows
     statistics = list(keeper.statistics(stream)) if is_whole else []
@@ -129,7 +130,7 @@ def _default_stream(run: StoredRun, config: Config) -> str:
     return next((name for name in usual if name in known), usual[0])
 
 
-def _rows_of(loop: MainLoop, names: list[str]) -> dict[str, int]:
+def _rows_of(loop: MainLoop, names: Iterable[str]) -> dict[str, int]:
     """Return the numbers of examples of those streams whose first batch can be read, as far as they tell it."""
     found = {}
     for name in names:
@@ -169,7 +170,8 @@ class _Keeper(AbstractHook):
         count = self.rows
         for name, collected in self._collected.items():
             result = collected.result()
-            mean, std = result["mean"], result["std"]
+            mean = result["mean"]
+            std = result["std"]
             interval = None
             is_share = False
             if not self._is_weighted and count > 1 and math.isfinite(mean) and math.isfinite(std):

@@ -1,7 +1,7 @@
 """Runs a program on batches in a process of its own, in which emrun cannot be imported: `python -I outside.py FOLDER`.
 
-FOLDER has `cases.json`, with the program, its format and the names of its inputs and outputs, and for each batch a file
-`case-N.npz` with the inputs in this order. For each, `found-N.npz` is written, with the outputs in their order.
+FOLDER has `cases.json`, with the program, its format and the names of inputs and outputs, and `inputs.npz`, with the
+inputs of all batches in their order. The outputs are written to `outputs.npz`, in their order.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def main(folder: Path) -> None:
     sys.modules["emrun"] = None  # type: ignore[assignment]  # from now on, its import fails
     asked = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     run = {"onnx": onnx, "torch-export": torch_export}[asked["format"]](asked["program"])
-    for number in range(asked["cases"]):
-        with np.load(folder / f"case-{number}.npz") as case:
-            found = run(dict(zip(asked["inputs"], case.values(), strict=True)))
-        np.savez(folder / f"found-{number}.npz", *(found[name] for name in asked["outputs"]))
+    with np.load(folder / "inputs.npz") as inputs:
+        arrays = iter(inputs.values())
+        found = [run({name: next(arrays) for name in names}) for names in asked["inputs"]]
+    np.savez(folder / "outputs.npz", *(each[name] for each in found for name in asked["outputs"]))
 
 
 if __name__ == "__main__":

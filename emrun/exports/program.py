@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from emrun.base.errors import ExportError
-from emrun.base.types import Json, Values
+from emrun.base.types import Values
 from emrun.base.wording import listed
 from emrun.exports.comparison import Tensors, difference
 from emrun.model import Target
@@ -27,19 +27,17 @@ class Program(Module):
     Args:
         model: the model, without losses and metrics.
         stream: the name of a stream, for a model that asks.
-        paths: input -> the keys that lead to it in a batch.
         target: the output that becomes probabilities, and by which function; None for none.
     """
 
-    def __init__(self, model: Any, stream: str, paths: Mapping[str, tuple[str, ...]], target: Target | None) -> None:
+    def __init__(self, model: Any, stream: str, target: Target | None) -> None:
         super().__init__()
         self.module = model.module
         self._run = model.run
         self._stream = stream
         self._target = target
-        self.paths = paths
-        self.absent: Mapping[str, tuple[torch.Size, torch.dtype]] = {}
-        """Inputs that change no output, which the program does not have: the model gets zeros."""
+        self.absent: Mapping[str, Tensor] = {}
+        """Inputs that change no output, which the program does not have: the model gets zeros of their kind."""
 
     def forward(self, inputs: Tensors) -> dict[str, Tensor]:
         """Return the outputs."""
@@ -48,75 +46,59 @@ class Program(Module):
     def returned(self, inputs: Tensors) -> Values:
         """Return all outputs of the model."""
         count = next(iter(inputs.values())).shape[0]
-        absent = {name: torch.zeros((count, *size[1:]), dtype=dtype) for name, (size, dtype) in self.absent.items()}
-        batch: Json = {}
-        for name, value in {**inputs, **absent}.items():
-            *keys, last = self.paths[name]
-            place = batch
-            for key in keys:
-                place = place.setdefault(key, {})
-            place[last] = value
-        outputs: Values = self._run(batch, False, self._stream)
+        absent = {name: torch.zeros((count, *each.shape[1:]), dtype=each.dtype) for name, each in self.absent.items()}
+        outputs: Values = self._run({**inputs, **absent}, False, self._stream)
         return outputs
 
     def chosen(self, outputs: Values) -> dict[str, Tensor]:
-        """Return those of the outputs of the model that the program returns."""
-        found = dict(tensors_of({name: each for name, each in outputs.items() if name not in _NOT_EXPORTED}))
+        """Return those of the outputs of the model that the program returns.
+
+        Raises:
+            ExportError: an output is not a tensor.
+        """
+        found = {}
+        for name, value in outputs.items():
+            if isinstance(value, Tensor) and name not in _NOT_EXPORTED:
+                found[name] = value.float() if value.dtype in _IN_16_BITS else value
+            elif value is not None and name not in _NOT_EXPORTED:
+                raise ExportError(
+                    f"output {name!r} is a {type(value).__name__}, and a program returns tensors: return a tensor with "
+                    "a row for each example from forward, or choose other outputs: model.outputs=[...]"
+                )
         if self._target is not None:
             found[PROBABILITY] = _probability(found, self._target)
             del found[self._target.output]
-        return {name: each.float() if each.dtype in _IN_16_BITS else each for name, each in found.items()}
+        return found
 
 
-def inputs_of(sources: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the tensors of the sources of a batch, each with the keys that lead to it; none of them in 16 bits.
+def inputs_of(sources: Values) -> dict[str, Tensor]:
+    """Return the sources of a batch as the inputs of a program, none of them in 16 bits.
 
     Raises:
         ExportError: a source is not a tensor.
     """
-    if isinstance(sources, Mapping):
-        for key, each in sources.items():
-            yield from inputs_of(each, (*path, key))
-    elif isinstance(sources, Tensor) and not sources.is_nested and sources.layout is torch.strided:
-        yield path, sources.float() if sources.dtype in _IN_16_BITS else sources
-    else:
-        raise ExportError(
-            f"source {'.'.join(path)!r} is a {type(sources).__name__} that is not dense, and a program gets dense "
-            "tensors; if only the loss needs the source, give its parameter of forward a default, such as None, and "
-            "list the others: model.inputs=[...]"
-        )
-
-
-def tensors_of(outputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor of outputs with its name: the keys that lead to it, joined by dots.
-
-    Raises:
-        ExportError: an output is not a tensor.
-    """
-    if isinstance(outputs, Mapping):
-        for key, each in outputs.items():
-            yield from tensors_of(each, f"{name}.{key}" if name else str(key))
-    elif isinstance(outputs, tuple):
-        yield from tensors_of(dict(enumerate(outputs)), name)
-    elif isinstance(outputs, Tensor):
-        yield name, outputs
-    elif outputs is not None:
-        raise ExportError(
-            f"output {name!r} is a {type(outputs).__name__}, and a program returns tensors: return a tensor with a row "
-            "for each example from forward, or choose other outputs: model.outputs=[...]"
-        )
+    found = {}
+    for name, value in sources.items():
+        if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided:
+            raise ExportError(
+                f"source {name!r} is a {type(value).__name__} that is not dense, and a program gets dense tensors; if "
+                "only the loss needs the source, give its parameter of forward a default, such as None, and list the "
+                "others: model.inputs=[...]"
+            )
+        found[name] = value.float() if value.dtype in _IN_16_BITS else value
+    return found
 
 
 def _probability(outputs: Mapping[str, Tensor], target: Target) -> Tensor:
     if target.output not in outputs:
         raise ExportError(f"--probabilities: there is no output {target.output!r} (there is {listed([*outputs])})")
     values = outputs[target.output].float()
-    if target.activation != "softmax":
-        return values.sigmoid() if target.activation == "sigmoid" else values
-    if values.dim() < 2 or values.shape[1] < 2:
+    if target.activation == "sigmoid":
+        return values.sigmoid()
+    if target.activation == "softmax" and not (values.dim() > 1 and values.shape[1] > 1):
         what = f"softmax needs a number for each class, (B, C, ...), but {target.output!r} is {tuple(values.shape)}"
         raise ExportError(f"--probabilities: {what}; write --probabilities sigmoid, or leave it out")
-    return values.softmax(1)
+    return values.softmax(1) if target.activation == "softmax" else values
 
 
 def check_repeatable(program: Program, inputs: Tensors, allowed: Mapping[str, tuple[float, float]]) -> None:

@@ -58,17 +58,15 @@ def _write(options: Options, name: str) -> Export:
     module.eval()
 
     # the inputs, and the program as a module
-    paths: dict[str, tuple[str, ...]] = {}
-    batches: list[dict[str, torch.Tensor]] = []
-    for batch in measured.batches:
-        found = list(inputs_of(model.program_inputs(batch)))  # type: ignore[attr-defined]
-        paths |= {".".join(path): path for path, _ in found}
-        batches.append({".".join(path): tensor for path, tensor in found})
+    batches = [inputs_of(model.program_inputs(batch)) for batch in measured.batches]  # type: ignore[attr-defined]
     first = batches[0]
     if not first:
         raise ExportError("the model gets no source of the stream, so that a program has no input")
+    if _count(first) == 1:
+        alike = [each for each in batches if all(each[key].shape == first[key].shape for key in first)]
+        first = {key: torch.cat([each[key] for each in alike]) for key in first}
     dynamic = _dynamic(options.dynamic, batches)
-    program = Program(model, measured.stream, paths, _target(options, model))
+    program = Program(model, measured.stream, _target(options, model))
 
     # the cases: what the evaluation gave for batches of the stream, and what the model gives for other lengths
     returned = program.returned(first)
@@ -88,7 +86,7 @@ def _write(options: Options, name: str) -> Export:
         example = _rows(first, length)
         trace = Trace(program, example, dynamic)
         if unused := trace.unused:
-            program.absent = {key: (example[key].shape, example[key].dtype) for key in unused}
+            program.absent = {key: example[key] for key in unused}
             cases = [case._replace(inputs=_without(case.inputs, unused)) for case in cases]
             example = _without(example, unused)
             if not example:
@@ -119,14 +117,11 @@ def _write(options: Options, name: str) -> Export:
             "format": 1,
             "kind": options.to,
             "program": name,
-            "inputs": [
-                {"name": key, "source": paths[key][0], "dtype": _dtype(each), "shape": shapes[0][key]}
-                for key, each in example.items()
-            ],
+            "inputs": [{"name": key, "dtype": _dtype(each), "shape": shapes[0][key]} for key, each in example.items()],
             "outputs": [
                 {"name": key, "dtype": _dtype(each), "shape": shapes[1][key]} for key, each in cases[0].outputs.items()
             ],
-            "lengths": trace.limits,
+            "longest": trace.most,
             "not_needed": unused,
             **described_data(measured),
             "versions": versions,

@@ -22,8 +22,8 @@ from emrun.exports.comparison import Tensors
 from emrun.exports.program import Program
 
 _FIXED = re.compile(r"(?:\['([^']+)'\]\.size\(\)\[(\d+)\].*?)?specialized it to be a constant \((\d+)\)", re.DOTALL)
+_LINE_OF_STACK = re.compile(r'File "(.+)", line (\d+)')
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
-_NOISY = ("torch.onnx", "torch.export", "torch._export", "torch.fx", "torch._dynamo", "onnxscript", "onnx_ir")
 
 
 class Trace:
@@ -45,7 +45,12 @@ class Trace:
                 self.exported = torch.export.export(program, (dict(inputs),), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise _not_traceable(error, program.module) from error
-        nodes = {node.name: node for node in self.exported.graph.nodes}
+        graph = self.exported.graph
+        for node in list(graph.nodes):
+            if "_assert_tensor_metadata" in str(node.target):  # of each conversion
+                graph.erase_node(node)
+        graph.eliminate_dead_code()  # such as a loss, which the program does not return
+        nodes = {node.name: node for node in graph.nodes}
         signature = self.exported.graph_signature
         self._inputs = {name: nodes[each] for name, each in zip(inputs, signature.user_inputs, strict=True)}
         self._outputs = [nodes[str(each)].meta["val"] for each in signature.user_outputs]
@@ -73,14 +78,14 @@ class Trace:
         return inputs, dict(zip(outputs, map(named, self._outputs), strict=True))
 
     @property
-    def limits(self) -> dict[str, list[int | None]]:
-        """Name of a length -> the least and the largest one that the trace allows; None for no limit."""
-        found: dict[str, list[int | None]] = {}
-        for symbol, bounds in self.exported.range_constraints.items():
-            least, most = (int(each) if str(each).isdecimal() else None for each in (bounds.lower, bounds.upper))
-            least = 1 if least == 2 else least  # torch distinguishes 0 and 1 from others; the comparison tries 1
-            found[self.lengths.get(str(symbol), str(symbol))] = [least, most if most and most < 2**60 else None]
-        return found
+    def most(self) -> dict[str, int | None]:
+        """Name of a length -> the largest one that the trace allows; None for no limit."""
+        bounds = {
+            self.lengths.get(str(name), str(name)): each.upper for name, each in self.exported.range_constraints.items()
+        }
+        return {
+            name: int(upper) if str(upper).isdecimal() and upper < 2**60 else None for name, upper in bounds.items()
+        }
 
     def save(self, file: Path) -> None:
         """Write a program of `torch.export`."""
@@ -114,23 +119,14 @@ class Trace:
         return int(written.model.opset_imports[""])
 
     def _no_onnx(self, error: BaseException) -> ExportError:
-        texts = "\n".join(map(str, _causes(error)))
-        operators = _OPERATOR.findall(texts)
+        operators = _OPERATOR.findall("\n".join(map(str, _causes(error))))
         if not operators:
             return ExportError(f"the trace cannot be written as ONNX: {in_one_line(str(error).strip())}")
-        stacks = [
-            str(node.meta.get("stack_trace")) for node in self.exported.graph.nodes if str(node.target) == operators[0]
-        ]
-        lines = [
-            f"{from_here(Path(file))}:{number}"
-            for file, number in re.findall(r'File "(.+)", line (\d+)', "".join(stacks[:1]))
-            if not _is_installed(Path(file))
-        ]
-        where = f" ({lines[-1]})" if lines else ""
-        return ExportError(
-            f"ONNX has no operator {operators[0]}{where}: write it by others, or export to torch-export; nothing is "
-            "written"
-        )
+        nodes = [node for node in self.exported.graph.nodes if str(node.target) == operators[0]]
+        files = _LINE_OF_STACK.findall("".join(str(node.meta.get("stack_trace")) for node in nodes[:1]))
+        lines = [f" ({from_here(Path(file))}:{number})" for file, number in files if not _is_installed(Path(file))]
+        advice = "write it by others, or export to torch-export; nothing is written"
+        return ExportError(f"ONNX has no operator {operators[0]}{''.join(lines[-1:])}: {advice}")
 
 
 def _not_traceable(error: Exception, module: Module) -> ExportError:
@@ -144,7 +140,7 @@ def _not_traceable(error: Exception, module: Module) -> ExportError:
         ]
         advice = "leave out --dynamic for it, or write forward for any length"
         if number == "0":
-            advice = "write forward for any number of examples"
+            advice = "write forward for any number of examples, with x.shape[0] instead of len(x)"
         elif recurrent:
             advice = f"torch exports {listed(recurrent)} for one length of time only; leave out --dynamic for it"
         return ExportError(f"the trace fixes {what} to {length}{place}: {advice}; nothing is written")
@@ -187,14 +183,11 @@ def _is_installed(file: Path) -> bool:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep what torch and ONNX print and log about a trace out of the output of the command."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [each.level for each in loggers]
+    before = logging.root.manager.disable
+    logging.disable()
     try:
-        for each in loggers:
-            each.setLevel(logging.CRITICAL)
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logging.disable(before)

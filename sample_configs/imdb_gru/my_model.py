@@ -15,7 +15,7 @@ class Classifier(nn.Module):
 
     def forward(self, tokens, length):  # (B, T), (B,)
         states, _ = self.gru(self.embed(tokens))
-        logits = self.head(states[torch.arange(len(length)), length - 1])
+        logits = self.head(states[torch.arange(length.shape[0]), length - 1])
         return {"logits": logits, "probability": logits.softmax(1)}
 
 
