@@ -28,12 +28,11 @@ def loaded(module: Any, place: str) -> Any:
 
 @torch.no_grad()
 def run(module: Any, inputs: Any) -> dict[str, Any]:
-    """Return the tensors that a module returns, by their places in what it returns; those in 16 bits in 32."""
+    """Return the tensors that a module returns, by their places in what it returns; as float32."""
     args, kwargs = inputs
     leaves, _ = tree_flatten_with_path(module(*args, **kwargs))
     tensors = {keystr(path) or "output": each for path, each in leaves if isinstance(each, torch.Tensor)}
-    in_16_bits = (torch.float16, torch.bfloat16)
-    return {name: each.float() if each.dtype in in_16_bits else each for name, each in tensors.items()}
+    return {name: each.float() if each.is_floating_point() else each for name, each in tensors.items()}
 
 
 def main(folder: Path) -> None:

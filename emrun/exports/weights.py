@@ -108,15 +108,12 @@ def write_weights_or_adapter(options: Options) -> Export:
 
 
 def _built_anew(measured: Measured, module: Module) -> Module:
-    """Return a module as the config builds it; of a model that builds its own, a copy whose weights are zero."""
+    """Return a module as the config builds it; of a model that builds its own, a copy."""
     recipe = measured.plan.model.kwargs.get("module")
     if isinstance(recipe, Recipe):
         training = measured.training
         return recipe.build({"dataset": training.dataset, PREPARATION: training.prepared})  # type: ignore[no-any-return]
-    bare = copy.deepcopy(module)
-    for each in bare.state_dict().values():
-        each.zero_()
-    return bare
+    return copy.deepcopy(module)
 
 
 def _loaded(bare: Module, place: Path, inputs: Any, code: list[str]) -> tuple[Any, str]:
