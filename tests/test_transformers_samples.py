@@ -87,7 +87,7 @@ def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
         assert len((project / "new.csv").read_text().splitlines()) == 3
         return
     (project / "adapters.py").write_text(ADAPTERS)  # what docs/models.md says of peft
-    done = warm.run([str(project / "adapters.py")], project, 100)
+    done = warm.run([str(project / "adapters.py")], project, 250)
     assert done.returncode == 0, done.stderr
 
 
