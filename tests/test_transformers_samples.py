@@ -33,7 +33,7 @@ def warm(warm_with_transformers):
 ADAPTERS = """
 import peft
 import torch
-from emrun import create_training, load_run
+from emrun import create_training, export, load_run
 from ruamel.yaml import YAML
 
 config = YAML(typ="safe").load(open("config.yaml"))
@@ -50,6 +50,11 @@ expected = module(input_ids=tokens).logits
 base = module.unload()
 assert not torch.equal(base(input_ids=tokens).logits, expected)
 loaded = peft.PeftModel.from_pretrained(base, "adapter").eval()
+assert torch.equal(loaded(input_ids=tokens).logits, expected)
+made = export("lora", to="adapter", output="exported")
+assert made.files[:2] == ["adapter_config.json", "adapter_model.safetensors"]
+assert made.facts["comparison"]["where"] == "in a process without emrun"
+loaded = peft.PeftModel.from_pretrained(loaded.unload(), "exported").eval()
 assert torch.equal(loaded(input_ids=tokens).logits, expected)
 """
 
@@ -82,7 +87,7 @@ def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
         assert len((project / "new.csv").read_text().splitlines()) == 3
         return
     (project / "adapters.py").write_text(ADAPTERS)  # what docs/guide/weights.md says of peft
-    done = warm.run([str(project / "adapters.py")], project, 100)
+    done = warm.run([str(project / "adapters.py")], project, 250)
     assert done.returncode == 0, done.stderr
 
 

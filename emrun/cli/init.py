@@ -15,7 +15,7 @@ import click
 from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.tables import Table, width
-from emrun.base.wording import did_you_mean, few, from_here, in_one_line, listed, progress
+from emrun.base.wording import did_you_mean, few, from_here, in_one_line, listed
 from emrun.cli.console import GivenPath, named, quietly
 from emrun.config.names import bases
 from emrun.diagnosis.first_config import Task, first_config
@@ -136,13 +136,11 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
 def _unpack(file: Path, target: Path) -> None:
     """Unpack an archive, and say what is inside and what can be done with it."""
     content = unpack(file, target)
-    checkpoint = content["checkpoint"]
-    done = progress(checkpoint["epoch"], checkpoint["iteration"])
-    shown = click.format_filename(from_here(target))
-    click.echo(f"created {target}: the run {in_one_line(content['run'])}")
-    click.echo(f"checkpoint {checkpoint['directory']} ({listed(checkpoint['names'])}): {done}")
-    click.echo("its data are not inside: an override such as dataset.path=PATH says where these are")
-    click.echo(f"resume it with: emrun resume {shown}")
+    where = content["checkpoint"]
+    click.echo(
+        f"created {target}: run {in_one_line(content['run'])}, checkpoint {where['directory']}, without its data"
+    )
+    click.echo(f"resume it with: emrun resume {click.format_filename(from_here(target))}")
 
 
 def samples() -> dict[str, Path]:

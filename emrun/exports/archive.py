@@ -51,7 +51,6 @@ _NAMES = re.compile(
     r"|checkpoints/it-\d{8,}(-\d+)?/[^./\\:\x00-\x1f][^/\\:\x00-\x1f]*"
     r"|eval/[\w-][\w.-]*-\d+/(config\.yaml|trace\.yaml|metrics\.jsonl)"
 )
-_MODULES = re.compile(r"code(-\d+)?/modules")
 
 
 def write_archive(options: Options) -> Export:
@@ -242,8 +241,6 @@ def _extract(archive: zipfile.ZipFile, content: Json, target: Path) -> None:
         for name in content["checkpoint"]["names"]:
             (aside / CHECKPOINTS / name).symlink_to(content["checkpoint"]["directory"])
         for path in aside.glob("config*.yaml"):
-            code = str(read_config(path).root.plain().get("code_directory"))
-            is_there = _MODULES.fullmatch(code) and (aside / code).is_dir()
-            text = _with_code(path, str(target / code if is_there else target))
+            text = _with_code(path, str(target / read_config(path).root.plain()["code_directory"]))
             write_with_plain(path, text, parse(text, path.name).plain())
         make_directory(target.parent, exist_ok=True)

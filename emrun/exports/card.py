@@ -24,7 +24,7 @@ from emrun.storage.lock import EVALUATIONS
 _MARKUP = re.compile(r"([\\`*_\[\]|~$#!{}])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 _LONGEST = 200  # characters of a field
-_LIBRARIES = {"torch-export": "pytorch"}
+_LIBRARIES = {"torch-export": "pytorch", "safetensors": "pytorch", "adapter": "peft"}
 _TASKS = {
     ("Digits", True): "image-classification",
     ("ImageFolder", True): "image-classification",

@@ -69,9 +69,11 @@ class Format(NamedTuple):
 
 
 _OF_PROGRAMS = frozenset({"stream", "dynamic", "probabilities", "tolerance", "license"})
+_OF_WEIGHTS = frozenset({"stream", "tolerance", "license"})
 FORMATS: dict[str, Format] = {
     "onnx": Format("emrun.exports.programs.write_onnx", _OF_PROGRAMS),
     "torch-export": Format("emrun.exports.programs.write_torch_export", _OF_PROGRAMS),
+    **dict.fromkeys(("safetensors", "adapter"), Format("emrun.exports.weights.write_weights_or_adapter", _OF_WEIGHTS)),
     "archive": Format("emrun.exports.archive.write_archive", ending=".zip"),
 }
 """The formats by the names that `--to` takes."""

@@ -6,7 +6,7 @@ import errno
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,11 @@ def evaluate(
 
 
 def kept_checkpoints(run_directory: Path) -> list[Json]:
-    """Return the fields of `Kept` for each checkpoint of a run, as rank 0 finds them."""
+    """Return the checkpoints of a run, as rank 0 finds them; see `finding.kept`."""
     joined = join()
     root = resolved(run_directory) / CHECKPOINTS
     with joined.in_step() as exchange:
-        found: list[Json] = exchange("checkpoints", [asdict(each) for each in kept(root)] if joined.is_first else [])
+        found: list[Json] = exchange("checkpoints", kept(root) if joined.is_first else [])
     return found
 
 

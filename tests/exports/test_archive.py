@@ -119,7 +119,7 @@ def test_a_config_keeps_its_comments(tmp_path):
     unpack(tmp_path / "a.zip", tmp_path / "got")
     text = (tmp_path / "got" / "config.yaml").read_text()
     assert text.startswith("# of mine\ndataset: {class: Majority, n: 50}  # small\n")
-    assert f"code_directory: {tmp_path / 'got'}\n" in text
+    assert f"code_directory: {tmp_path / 'got'}/code/modules\n" in text
 
 
 def test_runs_that_cannot_be_archived_are_refused_and_nothing_is_written(run, tmp_path):

@@ -6,12 +6,12 @@ import errno
 import logging
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
+from emrun.base.types import Json
 from emrun.base.wording import did_you_mean, from_here, listed
 from emrun.storage.checkpoints.manifest import Contents, free_place, readable_manifest, verify
 
@@ -58,49 +58,37 @@ def find(root: Path, name: str | None = None) -> Path:
     raise UsageError(f"{root}: {wanted} available: {listed(names)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint that a run has kept.
-
-    Args:
-        directory: the name of its directory.
-        names: its names, such as `best`; those that are directories in a copy of the run are among these.
-        epoch: the number of finished training epochs; of a damaged checkpoint -1.
-        iteration: the number of batches of the train stream that were run; of a damaged checkpoint -1.
-        damage: why the checkpoint cannot be read; None if it is intact.
-    """
-
-    directory: str
-    names: list[str]
-    epoch: int = -1
-    iteration: int = -1
-    damage: str | None = None
-
-
-def kept(root: Path) -> list[Kept]:
+def kept(root: Path) -> list[Json]:
     """Return the checkpoints of a run, each once, the damaged ones first.
+
+    Returns:
+        For each, `directory`: the name of its directory; `names`: such as `best`, with those that are directories in a
+        copy of the run; `epoch` and `iteration`: how many were done, -1 if it is damaged; `damage`: why it cannot be
+        read, or None.
 
     Raises:
         UsageError: there are none.
         ReadTimeout: the file system does not return a file in time.
     """
     content = Contents.of(root)
-    found: dict[Any, Kept] = {}
+    found: dict[Any, Json] = {}
     for directory in (*sorted(content.checkpoints), *sorted(content.others)):
         names = sorted(name for name, target in content.links.items() if target == directory)
+        row: Json = {"directory": directory, "names": names, "epoch": -1, "iteration": -1, "damage": None}
         try:
             manifest = verify(root / directory)
-            same = found.setdefault(manifest.commit, Kept(directory, names, manifest.epoch, manifest.iteration))
-            if same.directory != directory:
-                same.names.append(directory)
+            row |= {"epoch": manifest.epoch, "iteration": manifest.iteration}
+            same = found.setdefault(manifest.commit, row)
+            if same is not row:
+                same["names"].append(directory)
         except ReadTimeout:
             raise
         except (StorageError, StateError) as error:
             if (root / directory).is_dir():  # otherwise a run at work has deleted it
-                found[directory] = Kept(directory, names, damage=str(error))
+                found[directory] = {**row, "damage": str(error)}
     if not found:
         find(root)  # raises the error
-    return sorted(found.values(), key=attrgetter("iteration"))
+    return sorted(found.values(), key=itemgetter("iteration"))
 
 
 def newest(root: Path) -> Path | None:

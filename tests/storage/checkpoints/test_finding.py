@@ -8,7 +8,7 @@ from storage.committing import commit_at, give_names, links_in
 
 from emrun.base.errors import ReadTimeout, StorageError, UsageError, exit_status
 from emrun.storage.checkpoints.commits import commit, go_back_to
-from emrun.storage.checkpoints.finding import Kept, check_names, find, kept, newest, note_intact
+from emrun.storage.checkpoints.finding import check_names, find, kept, newest, note_intact
 from emrun.storage.checkpoints.manifest import verify
 
 
@@ -61,7 +61,7 @@ def test_all_checkpoints_are_kept_in_their_order_and_the_damaged_ones_come_first
     for iteration, names in ((1, ["epoch-1", "best"]), (2, ["epoch-2"]), (3, ["latest"])):
         commit_at(root, iteration, *names)
     (root / ".tmp-it-00000004").mkdir()
-    assert [(each.directory, each.names, each.iteration) for each in kept(root)] == [
+    assert [(each["directory"], each["names"], each["iteration"]) for each in kept(root)] == [
         ("it-00000001", ["best", "epoch-1"], 1),
         ("it-00000002", ["epoch-2"], 2),
         ("it-00000003", ["latest"], 3),
@@ -69,20 +69,21 @@ def test_all_checkpoints_are_kept_in_their_order_and_the_damaged_ones_come_first
     file = next(path for path in (root / "it-00000002").iterdir() if path.name != "manifest.json")
     file.unlink()
     why = f"checkpoint {root / 'it-00000002'}: {file.name} is missing; the checkpoint is damaged"
-    assert kept(root)[0] == Kept("it-00000002", ["epoch-2"], damage=why)
+    place = {"directory": "it-00000002", "names": ["epoch-2"], "epoch": -1, "iteration": -1}
+    assert kept(root)[0] == {**place, "damage": why}
 
 
 def test_a_copy_that_followed_links_or_lost_them_has_each_checkpoint_once(root, tmp_path):
     commit_at(root, 1, "epoch-1")
     commit_at(root, 2, "best", "latest")
     followed = shutil.copytree(root, tmp_path / "followed")
-    assert [(each.directory, each.names) for each in kept(followed)] == [
+    assert [(each["directory"], each["names"]) for each in kept(followed)] == [
         ("it-00000001", ["epoch-1"]),
         ("it-00000002", ["best", "latest"]),
     ]
     for path in links_in(root):
         (root / path).unlink()
-    assert [(each.directory, each.names) for each in kept(root)] == [("it-00000001", []), ("it-00000002", [])]
+    assert [(each["directory"], each["names"]) for each in kept(root)] == [("it-00000001", []), ("it-00000002", [])]
     with pytest.raises(UsageError, match="no checkpoint; available: nothing"):
         kept(tmp_path / "nowhere")
 
