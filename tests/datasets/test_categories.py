@@ -116,9 +116,9 @@ def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "of_parquet", "of_csv"),
     [
-        ({"fill": None}, "train: 'train.parquet', row group 0: column 'age' has a null; fill it by 'fill: {age: VALUE",
+        ({"fill": None}, "train: 'train.parquet', row group 0: column 'age' has a null; fill it by `fill: {age: VALUE",
          "train: train.csv: column 'age': Row #3 is empty; fill it by `fill: {age: VALUE}`"),
-        ({"fill": {"age": 1}}, "train: 'train.parquet', row group 1: column 'city' has a null; fill it by 'fill: {",
+        ({"fill": {"age": 1}}, "train: 'train.parquet', row group 1: column 'city' has a null; fill it by `fill: {",
          "train: train.csv: column 'city': Row #4 is empty; fill it by `fill: {city: VALUE}`"),
         ({"fill": {"agee": 1}}, "fill.agee: 'agee' is not a column that is read; did you mean 'age'?",
          "fill.agee: 'agee' is not a column that is read; did you mean 'age'?"),

@@ -188,7 +188,7 @@ def test_a_null_is_an_error_with_column_file_and_row_group(tmp_path, column):
 
 def test_a_null_is_found_at_the_start_if_the_footer_counts_it(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": range(3), "x": [1, None, None], "l": [[1], [], [2]]})
-    with pytest.raises(ArgumentError, match=r"^train: '.*a\.parquet', row group 0: column 'x' has 2 nulls; fill them"):
+    with pytest.raises(ArgumentError, match=r"^train: '.*a\.parquet', row group 0: column 'x' has 2 nulls; fill it"):
         Parquet(str(path))
     assert len(ids(stream_of(Parquet(str(path), columns=["id", "l"])))) == 3
 
