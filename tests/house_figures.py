@@ -15,22 +15,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 14_354,
-    "base": 15_881,
-    "cli": 34_352,
-    "config": 39_154,
-    "diagnosis": 44_154,
+    "root": 14_382,
+    "base": 16_007,
+    "cli": 36_053,
+    "config": 39_284,
+    "diagnosis": 45_607,
+    "exports": 14_506,
     "launch": 16_285,
-    "loop": 35_418,
-    "models": 66_387,
+    "loop": 35_439,
+    "models": 68_286,
     "ranks": 6_798,
     "record": 14_995,
     "runs": 27_401,
-    "storage": 26_622,
-    "streams": 11_866,
-    "training": 11_833,
-    "hooks": 55_833,
-    "datasets": 62_020,
+    "storage": 26_873,
+    "streams": 11_874,
+    "training": 12_078,
+    "hooks": 56_414,
+    "datasets": 64_035,
 }
 """Room -> the most nodes: those of the day on which the ceilings were set, and 5 %."""
 NAMES = {

@@ -18,7 +18,7 @@ LEFT = {
     "emrun/config": {"R5": 2, "R6": 1},
     "emrun/diagnosis": {"R5": 22, "R6": 1},
     "emrun/launch": {"R5": 3, "R10": 1},
-    "emrun/models": {"R5": 9},
+    "emrun/models": {"R5": 8},
     "emrun/record": {"R5": 7},
     "emrun/streams": {"R5": 12, "R10": 2},
     "emrun/training": {"R5": 5},

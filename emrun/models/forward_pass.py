@@ -94,6 +94,10 @@ class ForwardPass:
             return self._run_in_16_bits(self.autocast, inputs)
         return self.outputs.of(self._call(self.module, inputs), inputs)
 
+    def leave_autocast(self) -> None:
+        """Run the module in the precision of its weights from now on."""
+        self.autocast = None
+
     def _run_in_16_bits(self, autocast: Autocast, inputs: Tensors) -> dict[str, Any]:
         with autocast.on():
             returned = self._call(self.module, inputs)

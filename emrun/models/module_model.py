@@ -117,7 +117,7 @@ class ModuleModel(AbstractModel):
 
     def without_autocast(self) -> None:
         """Run the module in the precision of its weights from now on."""
-        self._forward_pass.autocast = None
+        self._forward_pass.leave_autocast()
 
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
