@@ -58,7 +58,7 @@ ONLY = {
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"group", "shares", "pieces", "stream_context", "names", "init_from", "compilation", "sharding"}
-LATE |= {"first_look", "lazy", "networks", "outside", "shown", "sweep", "tables", "templates"}
+LATE |= {"first_look", "lazy", "loaded_outside", "networks", "outside", "shown", "sweep", "tables", "templates"}
 """Modules that import torch, its compiler, torchvision, NumPy, Optuna, entry points or Pillow only when needed."""
 
 
@@ -295,6 +295,7 @@ def test_every_file_has_a_test():
         "runs/run_files": "runs/test_pruning",
         "base/preparations": "training/test_preparation",
         "storage/preparation": "training/test_preparation",
+        "exports/loaded_outside": "exports/test_weights",
         "streams/worker_process": "streams/test_workers",
         **{
             f"exports/{name}": "exports/test_export"

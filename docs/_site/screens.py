@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = {
@@ -112,6 +114,8 @@ def photograph(page, name, place):
             check=True,
             stderr=subprocess.DEVNULL,
         )
+        picture = PICTURES / f"{name}-{scheme}.png"
+        Image.open(picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def without_paths(run_directory):

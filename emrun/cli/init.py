@@ -100,10 +100,10 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
     known = samples()
     sample = sample or _DEFAULT
     if sample not in known:
+        if expanded(sample).is_file():
+            raise click.UsageError(f"{sample} is not the name of an archive, which ends in .zip")
         near = did_you_mean(sample, known)
-        raise click.UsageError(
-            f"there is no sample {sample!r}{near} (there are {listed(list(known))}; an archive's name ends in .zip)"
-        )
+        raise click.UsageError(f"there is no sample {sample!r}{near} (there are {listed(list(known))})")
     target = expanded(directory)
     if not target.is_dir() and (target.is_symlink() or target.exists()):
         raise click.UsageError(f"{target} is not a directory")
@@ -136,10 +136,8 @@ def init(directory: Path, sample: str | None, data: Path | None, column: str | N
 def _unpack(file: Path, target: Path) -> None:
     """Unpack an archive, and say what is inside and what can be done with it."""
     content = unpack(file, target)
-    where = content["checkpoint"]
-    click.echo(
-        f"created {target}: run {in_one_line(content['run'])}, checkpoint {where['directory']}, without its data"
-    )
+    checkpoints = listed([in_one_line(name) for name in content["checkpoints"]])
+    click.echo(f"created {target}: run {in_one_line(content['run'])}, checkpoint {checkpoints}, without its data")
     click.echo(f"resume it with: emrun resume {click.format_filename(from_here(target))}")
 
 

@@ -54,7 +54,7 @@ _NAMES = re.compile(
 
 
 def write_archive(options: Options) -> Export:
-    """Write a run to a zip file: config, code, preparation, record, and one checkpoint, by default the newest.
+    """Write a run to a zip file: config, code, preparation, record, and a checkpoint: the best and the newest, or one.
 
     Left out are data, the log, failures, files of hooks, and paths of this machine where emrun has written them.
 
@@ -67,24 +67,30 @@ def write_archive(options: Options) -> Export:
         raise UsageError("an archive has a name that ends in .zip, and the config of the run: leave out overrides")
     _check_complete(directory)
 
-    # the checkpoint, which is the newest one of the run in the archive
+    # the checkpoint that was asked for; or that of an evaluation and the newest, which is that of a resume
     root = directory / CHECKPOINTS
-    place = newest(root) if options.checkpoint_name is None else find(root, options.checkpoint_name)
-    if place is None:
+    last = newest(root) if options.checkpoint_name is None else find(root, options.checkpoint_name)
+    if last is None:
         raise UsageError(f"{from_here(directory)} has no checkpoint, without which an archive cannot be resumed")
-    manifest = verify(place)
+    places = {last} if options.checkpoint_name else {find(root), last}
     links = Contents.of(root).links
-    names = sorted({DEFAULTS[-1], *(name for name, target in links.items() if target == place.name)})
-    where = {"directory": place.name, "names": names, "epoch": manifest.epoch, "iteration": manifest.iteration}
+    inside: Json = {}
+    files = set()
+    for place in sorted(places):
+        manifest = verify(place)
+        files |= {place / name for name in (FILE, *manifest.files)}
+        names = {name for name, target in links.items() if target == place.name and name != DEFAULTS[-1]}
+        names |= {DEFAULTS[-1]} if place == last else set()
+        inside[place.name] = {"names": sorted(names), "epoch": manifest.epoch, "iteration": manifest.iteration}
 
     # the file
     members = {
         str(path.relative_to(directory)): content
         for path, content in _members(directory)
-        if root not in path.parents or path in {place / name for name in (FILE, *manifest.files)}
+        if root not in path.parents or path in files
     }
     _check_names(members)
-    content: Json = {"format": FORMAT, "emrun": emrun.__version__, "run": directory.name, "checkpoint": where}
+    content: Json = {"format": FORMAT, "emrun": emrun.__version__, "run": directory.name, "checkpoints": inside}
     with storing(options.place, "write"), written_aside(options.place) as aside:
         with zipfile.ZipFile(aside, "x") as archive:
             content["files"] = {name: _add(archive, name, source) for name, source in sorted(members.items())}
@@ -93,11 +99,14 @@ def write_archive(options: Options) -> Export:
         _check_complete(directory)
 
     # what is inside
-    lines = [f"checkpoint {place.name} ({listed(names)}): {progress(manifest.epoch, manifest.iteration)}"]
-    if "best" in links and "best" not in names:
-        lines.append(f"the checkpoint best, {links['best']}, is not inside; to archive it instead: --checkpoint best")
+    lines = [
+        f"checkpoint {name} ({listed(where['names'])}): {progress(where['epoch'], where['iteration'])}"
+        for name, where in inside.items()
+    ]
+    if "best" in links and links["best"] not in inside:
+        lines.append(f"the checkpoint best, {links['best']}, is not inside: emrun eval takes the one that is")
     lines.append(f"unpack it with: emrun init DIR --from {from_here(options.place)}; the data are not inside")
-    return Export(options.place, (), {"checkpoint": where}, lines)
+    return Export(options.place, (), {"checkpoints": inside}, lines)
 
 
 def _check_complete(directory: Path) -> None:
@@ -215,12 +224,12 @@ def _checked(archive: zipfile.ZipFile, size: int) -> Json:
     if (version := content["format"]) > FORMAT:
         raise UsageError(f"format {version} of {ARCHIVE} is newer than this emrun supports ({FORMAT}); update emrun")
     listing = {ARCHIVE: sizes[ARCHIVE], **{name: entry["size"] for name, entry in content["files"].items()}}
-    where = content["checkpoint"]
-    needed = {CONFIG, TRACE, f"{CHECKPOINTS}/{where['directory']}/{FILE}"}
+    inside = content["checkpoints"]
+    needed = {CONFIG, TRACE, *(f"{CHECKPOINTS}/{name}/{FILE}" for name in inside)}
     if content.pop("sha256") != json_digest(content) or sizes != listing or not needed <= sizes.keys():
         raise UsageError(f"its members are not those that {ARCHIVE} lists")
-    for name in where["names"]:
-        NAME.check(name, "a name of the checkpoint")
+    for name in (name for where in inside.values() for name in where["names"]):
+        NAME.check(name, "a name of a checkpoint")
     return content
 
 
@@ -238,8 +247,9 @@ def _extract(archive: zipfile.ZipFile, content: Json, target: Path) -> None:
                     raise UsageError(f"{name} differs from its checksum")
                 file.flush()
                 os.fsync(file.fileno())
-        for name in content["checkpoint"]["names"]:
-            (aside / CHECKPOINTS / name).symlink_to(content["checkpoint"]["directory"])
+        for place, where in content["checkpoints"].items():
+            for name in where["names"]:
+                (aside / CHECKPOINTS / name).symlink_to(place)
         for path in aside.glob("config*.yaml"):
             text = _with_code(path, str(target / read_config(path).root.plain()["code_directory"]))
             write_with_plain(path, text, parse(text, path.name).plain())

@@ -69,14 +69,14 @@ def test_the_run_that_is_unpacked_is_the_run(run, archive, tmp_path):
     content = unpack(archive, tmp_path / "got")
     got = tmp_path / "got"
     assert (
-        content["checkpoint"]["names"]
+        next(iter(content["checkpoints"].values()))["names"]
         == ["best", "epoch-3", "latest"]
         == sorted(path.name for path in (got / "checkpoints").iterdir() if path.is_symlink())
     )
     for name in ("metrics.jsonl", "steps.jsonl", "rows.jsonl"):
         assert (got / name).read_bytes() == (run.output_dir / name).read_bytes()
     again = emrun.export(got, to="archive", output=tmp_path / "got.zip")
-    assert again.facts["checkpoint"] == content["checkpoint"]
+    assert again.facts["checkpoints"] == content["checkpoints"]
     assert zipfile.ZipFile(again.place).namelist() == zipfile.ZipFile(archive).namelist()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -85,7 +85,7 @@ def test_a_resume_from_an_archived_checkpoint_gives_the_bits_of_the_uninterrupte
     monkeypatch.setenv("TOKEN", "another")
     place = tmp_path / "one.zip"
     made = emrun.export(run.output_dir, to="archive", output=place, checkpoint_name="epoch-1")
-    assert made.facts["checkpoint"]["epoch"] == 1
+    assert [where["epoch"] for where in made.facts["checkpoints"].values()] == [1]
     unpack(place, tmp_path / "of" / "another" / "place")
     resumed = resume_training(tmp_path / "of" / "another" / "place", checkpoint_name="epoch-1")
     train(resumed)
@@ -99,14 +99,18 @@ def test_a_resume_from_an_archived_checkpoint_gives_the_bits_of_the_uninterrupte
     }
 
 
-def test_the_best_checkpoint_that_is_not_inside_is_named(tmp_path):
+def test_the_best_and_the_newest_checkpoint_are_inside_or_the_one_that_was_asked_for(tmp_path):
     training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=2")
     made = emrun.export(training.output_dir, to="archive", output=tmp_path / "a.zip")
-    (line,) = (line for line in made.lines if "not inside; to archive" in line)
-    assert line.endswith("--checkpoint best")
-    emrun.export(training.output_dir, to="archive", output=tmp_path / "b.zip", checkpoint_name="best")
-    assert unpack(tmp_path / "b.zip", tmp_path / "b")["checkpoint"]["names"] == ["best", "latest"]
-    assert evaluate(tmp_path / "b", "valid") == evaluate(training.output_dir, "valid")
+    assert [where["names"] for where in made.facts["checkpoints"].values()] == [["best"], ["latest"]]
+    unpack(tmp_path / "a.zip", tmp_path / "a")
+    for name in (None, "best", "latest"):
+        found = evaluate(tmp_path / "a", "valid", checkpoint_name=name)
+        assert found == evaluate(training.output_dir, "valid", checkpoint_name=name)
+    made = emrun.export(training.output_dir, to="archive", output=tmp_path / "b.zip", checkpoint_name="latest")
+    assert "is not inside: emrun eval takes the one that is" in made.lines[1]
+    (where,) = unpack(tmp_path / "b.zip", tmp_path / "b")["checkpoints"].values()
+    assert where["names"] == ["latest"]
 
 
 def test_a_config_keeps_its_comments(tmp_path):
@@ -233,13 +237,13 @@ BAD = {
     ),
     "a listing of another kind": (
         lambda members: members,
-        lambda content: content.update(checkpoint={"directory": "..", "names": [], "epoch": 0, "iteration": 0}),
+        lambda content: content.update(checkpoints={"..": {"names": [], "epoch": 0, "iteration": 0}}),
         "its members are not those that archive.json lists",
     ),
     "a name of a checkpoint that leads out": (
         lambda members: members,
-        lambda content: content["checkpoint"].update(names=["../../x"]),
-        "a name of the checkpoint is '../../x', but must be a name",
+        lambda content: next(iter(content["checkpoints"].values())).update(names=["../../x"]),
+        "a name of a checkpoint is '../../x', but must be a name",
     ),
     "other bytes": (
         lambda members: [(info, data.replace(b"epoch", b"epocH", 1)) for info, data in members[:-1]] + members[-1:],
@@ -386,9 +390,10 @@ def test_a_name_that_is_neither_a_sample_nor_an_archive_gets_the_nearest(tmp_pat
 
     from emrun.cli.init import init
 
+    (tmp_path / "run.tar").touch()
     for name, message in (
         ("my_projekt", "did you mean 'my_project'?"),
-        ("run.tar", "an archive's name ends in .zip"),
+        (str(tmp_path / "run.tar"), "run.tar is not the name of an archive, which ends in .zip"),
     ):
         done = CliRunner().invoke(init, [str(tmp_path / "got"), "--from", name])
         assert (done.exit_code, message in " ".join(done.output.split())) == (2, True)
