@@ -19,7 +19,7 @@ from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import cell, plain, print_json, results, so_far, table
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_over
-from emrun.config.override_keys import streams_of
+from emrun.config.override_keys import check_has_stream, streams_of
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
 from emrun.epoch_data import brief_statistics, named
@@ -73,7 +73,9 @@ def evaluate(
         raise click.UsageError(f"name a stream to evaluate: {listed(known) if known else 'such as valid'}")
     check_streams_of_eval(overrides, streams)
     for stream in streams:
-        check_statically(read_over(expanded(directory), config).overlaid(stream, overrides))
+        evaluated = read_over(expanded(directory), config).overlaid(stream, overrides)
+        check_statically(evaluated)
+        check_has_stream(evaluated, stream)
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()

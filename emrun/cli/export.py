@@ -13,6 +13,7 @@ from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json, with_json
 from emrun.cli.ranks import end_interrupted
 from emrun.config.config import read_config
+from emrun.config.override_keys import check_has_stream
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
 from emrun.exports.formats import FORMATS
@@ -77,7 +78,10 @@ def export(
     check_run(expanded(directory))
     config = read_config(expanded(directory))
     check_streams_of_eval(overrides, [stream] if stream else [])
-    check_statically(config.overlaid(stream, overrides) if stream else config.overridden(overrides))
+    exported = config.overlaid(stream, overrides) if stream else config.overridden(overrides)
+    check_statically(exported)
+    if stream:
+        check_has_stream(exported, stream)
     import_torch()
     from emrun.exports.export import export as export_run
 

@@ -14,6 +14,7 @@ from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import print_json
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_over
+from emrun.config.override_keys import check_has_stream
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
 from emrun.loop.interrupts import Interrupted
@@ -84,7 +85,10 @@ def predict(
     overrides += streams[1:]  # each is an error that says what an override is
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
-    check_statically(read_over(expanded(directory), config).overlaid(stream, overrides))
+    predicted = read_over(expanded(directory), config).overlaid(stream, overrides)
+    check_statically(predicted)
+    if data is None:
+        check_has_stream(predicted, stream)
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()

@@ -15,7 +15,7 @@ from emrun.base.arguments import resolved
 from emrun.base.errors import ArgumentError, DataChanged, RunExists, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.types import Json
-from emrun.base.wording import from_here, meant_of, progress
+from emrun.base.wording import from_here, progress
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import (
     end_by_signal,
@@ -50,7 +50,7 @@ from emrun.cli.ranks import (
 )
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import locate
-from emrun.config.override_keys import streams_of
+from emrun.config.override_keys import check_has_stream
 from emrun.config.plan import check_statically, with_statistics
 from emrun.ranks.group import join, leave, meeting_place
 from emrun.training.directories import check_free, check_outside, is_begun
@@ -113,10 +113,8 @@ def train(
     else:  # has done so
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
-    known = streams_of(loaded) if then_eval else []
     for stream in then_eval:
-        if known and stream not in known:
-            raise click.UsageError(f"--then-eval {stream}: the dataset has no such stream{meant_of(stream, known)}")
+        check_has_stream(loaded, stream)
 
     # the run directory
     output_dir = None if output_dir is None else resolved(output_dir)

@@ -1,11 +1,13 @@
-"""Finds the keys that overrides of a config can set, for the completion of shells; nothing is imported."""
+"""Finds the keys that overrides of a config can set, and the streams of its dataset; nothing is imported."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from emrun.base.errors import UsageError
 from emrun.base.user_modules import find_user_modules
+from emrun.base.wording import meant_of
 from emrun.config.config import Config
 from emrun.config.names import short_names
 from emrun.config.overrides import hook_entry
@@ -62,6 +64,17 @@ def streams_of(config: Config) -> list[str]:
     recipe = Planner(finder).section(config.root.get("dataset"), "dataset")
     streams = finder.streams(recipe.target) if recipe is not None else None
     return list(streams or ())
+
+
+def check_has_stream(config: Config, name: str) -> None:
+    """Check that the dataset of a config has a stream, as far as its source says.
+
+    Raises:
+        UsageError: there is no such stream.
+    """
+    known = streams_of(config)
+    if known and name not in known:
+        raise UsageError(f"the dataset has no stream {name!r}{meant_of(name, known)}")
 
 
 def _keys_in(node: Node) -> dict[str, bool]:

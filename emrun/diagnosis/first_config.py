@@ -43,7 +43,11 @@ _LATE = 1.5  # times the usual distance of two rows, from which on rows are miss
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan"}  # of YAML, old and new
 _WEIGHTS = "resnet18-*.pth"
-_LABELS = {"image_classification": "label", "tabular": "target"}  # base -> the source of its classes
+_LABELS = {
+    "image_classification": "label",
+    "tabular": "target",
+    "text_classification": "label",
+}  # base -> the source of its classes
 _PATIENCE = "ends before if `valid` gets no better"
 _CHARACTERS = 12  # of texts, at the mean, that are not names
 _DATE = "left out: a date"
@@ -98,7 +102,7 @@ class FirstConfig:
         labels = _LABELS.get(self.base)
         if labels is not None and find_spec("matplotlib"):
             streams = _flow(list(dict.fromkeys(["valid", self.evaluated])))
-            matrix = f"{{predictions_name: logits, labels_name: {labels}, streams: {streams}, every: 10 epochs}}"
+            matrix = f"{{predictions_name: logits, labels_name: {labels}, streams: {streams}}}"
             lines += [
                 "hooks:  # beside those of the base",
                 f"  SaveConfusionMatrix: {matrix}  # in the page of the run",

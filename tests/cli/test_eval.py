@@ -70,7 +70,7 @@ def test_a_training_evaluates_its_best_checkpoint_at_the_end_into_json_and_page_
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     done = emrun("train", "-q", "c.yaml", "--output-dir", "run", "--then-eval", "test")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--then-eval test: the dataset has no such stream (it has train, valid" in done.stderr.replace("\n", " ")
+    assert "the dataset has no stream 'test' (it has train, valid" in done.stderr.replace("\n", " ")
     assert not (tmp_path / "run").exists()
     done = emrun(
         "train", "-q", "c.yaml", "--output-dir", "run", "--then-eval", "valid", "--then-eval", "train", "--json"
@@ -83,6 +83,14 @@ def test_a_training_evaluates_its_best_checkpoint_at_the_end_into_json_and_page_
     assert emrun("eval", "-q", "run", "valid", "-c", "over.yaml").returncode == 0
     written = YAML().load(tmp_path / "run" / "eval" / "valid-2" / "config.yaml")
     assert (written["dataset"]["n"], written["hooks"][-1]) == (30, {"LogVariables": {"variables": ["loss"]}})
+    for command in (
+        ("eval", "run", "vaild"),
+        ("predict", "run", "vaild", "-o", "a.csv"),
+        ("export", "run", "vaild", "--to", "onnx"),
+    ):
+        done = emrun(*command)
+        assert (done.returncode, "importing" in done.stderr) == (2, False)
+        assert "the dataset has no stream 'vaild'; did you mean 'valid'?" in done.stderr
 
 
 def test_an_evaluation_at_the_end_that_fails_leaves_the_finished_run_and_the_same_command_evaluates_again(
