@@ -508,7 +508,7 @@ class Tokenized(Prepared):
         _LOG.info(
             "%s: %s, %s%s%s", name, counted(len(part), "row"), counted(len(encoded.tokens), "token"),
             f"; {encoded.cut} had more than {length} tokens and are cut" if encoded.cut else "",
-            f"; {unseen} have no trained token and are left out" if unseen else "",
+            f"; {unseen} have no trained token and are left out" if unseen and name != NEW else "",
         )  # fmt: skip
         if unseen == len(part) and name != NEW:
             raise ArgumentError(name, f"{part.place}: no row has a trained token{self._why_untrained(part)}")
