@@ -39,8 +39,8 @@ def test_metrics_hooks_and_predictions_are_in_the_unit_of_the_data(run):
     assert statistics["loss"]["mean"] < 2
     with next(run.glob("eval/valid-1/p.csv")).open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["price.0"]) for row in rows] == pytest.approx(truth.tolist(), rel=1e-5)
-    assert [float(row["price_hat.0"]) for row in rows] == pytest.approx(found["price_hat"][:, 0].tolist(), rel=1e-6)
+    assert [float(row["price"]) for row in rows] == pytest.approx(truth.tolist(), rel=1e-5)
+    assert [float(row["price_hat"]) for row in rows] == pytest.approx(found["price_hat"][:, 0].tolist(), rel=1e-6)
 
 
 def test_a_file_without_labels_is_predicted_when_the_train_file_is_gone(run):
