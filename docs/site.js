@@ -1,10 +1,18 @@
-// Each button that copies a block of code is in a landmark, which needs a name of its own; the keyboard scrolls tables.
+// Landmarks need names of their own: buttons that copy a block of code, lists of pages. The keyboard scrolls tables and
+// code.
+let lists = 0;
 new MutationObserver(() => {
   document.querySelectorAll(".md-code__nav").forEach((nav, index) => {
     const name = `Code ${index + 1}`;
     if (nav.ariaLabel !== name) nav.ariaLabel = name;
   });
-  document.querySelectorAll(".md-typeset__scrollwrap:not([tabindex])").forEach((table) => {
-    table.tabIndex = 0;
+  document.querySelectorAll("nav:not(.md-code__nav):not([data-named])").forEach((nav) => {
+    const title = nav.querySelector(":scope > .md-nav__title")?.textContent.trim() ?? nav.ariaLabel ?? "Pages";
+    nav.removeAttribute("aria-labelledby");
+    nav.ariaLabel = `${title} ${++lists}`;
+    nav.dataset.named = "true";
+  });
+  document.querySelectorAll(".md-typeset__scrollwrap:not([tabindex]), pre > code:not([tabindex])").forEach((wide) => {
+    wide.tabIndex = 0;
   });
 }).observe(document.body, { childList: true, subtree: true });
