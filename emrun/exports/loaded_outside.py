@@ -1,7 +1,7 @@
 """Loads weights in a process of its own, in which emrun cannot be imported: `python -I loaded_outside.py FOLDER`.
 
 FOLDER has `asked.pt`: a module without these weights, the file of the weights or the folder of an adapter, and the
-arguments of forward; `code.pt` has the directories of the modules. The outputs go to `found.pt`.
+arguments of forward; `places.pt` has the directories of the modules. The outputs go to `found.pt`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(module: Any, inputs: Any) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Load the weights, and run the module."""
     sys.modules["emrun"] = None  # type: ignore[assignment]  # from now on, its import fails
-    sys.path[:0] = torch.load(folder / "code.pt")
+    sys.path[:0] = torch.load(folder / "places.pt")
     module, place, inputs = torch.load(folder / "asked.pt", weights_only=False)
     torch.save(run(loaded(module, place), inputs), folder / "found.pt")
 

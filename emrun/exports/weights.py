@@ -124,7 +124,7 @@ def _loaded(bare: Module, place: Path, inputs: Any, code: list[str]) -> tuple[An
     """
     with temporary_folder("export") as folder:
         try:
-            torch.save(code, folder / "code.pt")
+            torch.save(code, folder / "places.pt")
             torch.save((bare, str(place), inputs), folder / "asked.pt")
             command = [sys.executable, "-I", "-W", "ignore", loaded_outside.__file__, str(folder)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
