@@ -11,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders docs docs-pictures docs-serve wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders bench-trainer docs docs-pictures docs-serve wheel clean
 
 setup: $(INSTALLED)
 
@@ -119,6 +119,9 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PEERS)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(PEERS)/bin/pip install --quiet --editable '.[bench]'
 	touch $@
+
+bench-trainer: setup
+	$(BIN)/python benchmarks/trainer.py
 
 bench-loaders: $(LOADERS)/.installed
 	$(LOADERS)/bin/python benchmarks/loaders.py
