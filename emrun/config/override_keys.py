@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from emrun.base.errors import UsageError
+from emrun.base.sources import NEW
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import meant_of
 from emrun.config.config import Config
@@ -73,7 +74,7 @@ def check_has_stream(config: Config, name: str) -> None:
         UsageError: there is no such stream.
     """
     known = streams_of(config)
-    if known and name not in known:
+    if known and name not in (*known, NEW):  # of which another error says what it is
         raise UsageError(f"the dataset has no stream {name!r}{meant_of(name, known)}")
 
 
