@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     """Load the weights, and run the module."""
     sys.modules["emrun"] = None  # type: ignore[assignment]  # from now on, its import fails
     sys.path[:0] = torch.load(folder / "places.pt")
-    module, place, inputs = torch.load(folder / "asked.pt", weights_only=False)
+    module, place, inputs = torch.load(folder / "asked.pt", weights_only=False)  # that the export has written
     torch.save(run(loaded(module, place), inputs), folder / "found.pt")
 
 
