@@ -45,7 +45,7 @@ _MOST_SHOWN = 20  # columns
 )  # fmt: skip
 @click.option(
     "--generate", metavar="N", type=int,
-    help="Write answers instead, of the first N chats: what is before the last one, it itself, and what is generated.",
+    help="Write answers instead, of the first N chats: each before its last answer, that answer, the generated one.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @evaluates_run

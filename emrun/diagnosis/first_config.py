@@ -408,7 +408,7 @@ def _forecast(seen: Rows, target: Column) -> FirstConfig:
 
 
 def _may_be_forecast(seen: Rows, target: Column, order: Column) -> bool:
-    """Return whether `--task forecast` is no error, with the dates of a column as its times."""
+    """Return whether `--task forecast` can be done, with the dates of a column as its times."""
     with suppress(UsageError):
         return bool(_forecast(seen, target).vars["split"][0]["time"] == order.name)
     return False

@@ -135,4 +135,5 @@ def _loaded(bare: Module, place: Path, inputs: Any, code: list[str]) -> tuple[An
             error = "emrun"
     if "emrun" not in error:
         raise ExportError(f"outside of emrun, the weights cannot be loaded: {in_one_line(error, 600)}")
-    return loaded_outside.run(loaded_outside.loaded(bare, str(place)), inputs), "in this process, as it needs emrun"
+    where = "in this process, as the module needs emrun or cannot be pickled"
+    return loaded_outside.run(loaded_outside.loaded(bare, str(place)), inputs), where
