@@ -16,7 +16,7 @@ from mkdocs.structure.files import File
 _INFO = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # `console slow` is for the tests of the pages
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.MULTILINE | re.DOTALL)  # is drawn by GitHub only
-_BOOST = {"start": 2, "guide": 2, "about": 0.5}  # whose results come first
+_BOOST = {"start": 2, "guide": 2, "about": 0.5, "reference/python": 0.5}  # whose results come first
 _texts = {}
 
 
@@ -62,8 +62,18 @@ def on_page_markdown(markdown, page, config, files):
     without = _COMMENT.sub("", _MERMAID.sub("", markdown))
     text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, without))
     _texts[page.file.src_uri] = text
-    page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
+    page.meta["search"] = {"boost": _boost(page.file.src_uri)}
     return text
+
+
+def _boost(path):
+    return next((boost for folder, boost in _BOOST.items() if path.startswith(f"{folder}/")), 1)
+
+
+def on_page_content(html, page, config, files):
+    """Let the search find `SaveBest` also as `savebest`: the name is indexed as two words."""
+    name = re.fullmatch(r"reference/\w+/(\w+)\.md", page.file.src_uri)
+    return f"{html}\n<span hidden>{name[1]}</span>" if name else html
 
 
 def on_post_page(output, page, config):
