@@ -11,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders bench-trainer docs docs-pictures docs-serve wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders bench-trainer docs docs-pictures docs-questions docs-serve wheel clean
 
 setup: $(INSTALLED)
 
@@ -140,6 +140,10 @@ $(LOADERS)/.installed: pyproject.toml constraints.txt
 # the site of docs/, in build/site: strictly, so that a link that leads nowhere is an error
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# asks the search of the site what newcomers ask, and counts the answers; needs node
+docs-questions: docs
+	node docs/_site/questions.mjs
 
 docs-serve: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000

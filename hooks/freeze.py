@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Freeze(AbstractHook):
-    """Freezes parameters: they are not trained, always or at the beginning of the run.
+    """Freezes parameters, such as the first layers: they are not trained, always or at the beginning of the run.
 
         hooks:
           - Freeze: {match: bias, until: 20 updates}
