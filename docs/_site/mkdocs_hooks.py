@@ -12,10 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import site_pages
 from mkdocs.structure.files import File
+from site_graph import svg
 
 _INFO = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # `console slow` is for the tests of the pages
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
-_MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.MULTILINE | re.DOTALL)  # is drawn by GitHub only
+_MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _BOOST = {"start": 2, "guide": 2, "about": 0.5}  # whose results come first
 _texts = {}
 
@@ -59,11 +60,10 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Keep the Markdown of a page for programs, and return what is shown."""
-    without = _COMMENT.sub("", _MERMAID.sub("", markdown))
-    text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, without))
+    text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, _COMMENT.sub("", markdown)))
     _texts[page.file.src_uri] = text
     page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
-    return text
+    return _MERMAID.sub(lambda graph: f"{svg(graph[1])}\n", text)
 
 
 def on_post_page(output, page, config):
