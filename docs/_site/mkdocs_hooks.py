@@ -12,10 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import site_pages
 from mkdocs.structure.files import File
+from site_graph import svg
 
 _INFO = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # `console slow` is for the tests of the pages
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
-_MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.MULTILINE | re.DOTALL)  # is drawn by GitHub only
+_MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _BOOST = {"start": 2, "guide": 2, "about": 0.5, "reference/python": 0.5}  # whose results come first
 _texts = {}
 
@@ -59,11 +60,10 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Keep the Markdown of a page for programs, and return what is shown."""
-    without = _COMMENT.sub("", _MERMAID.sub("", markdown))
-    text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, without))
+    text = _INFO.sub(r"\1", site_pages.within_site(page.file.src_uri, _COMMENT.sub("", markdown)))
     _texts[page.file.src_uri] = text
     page.meta["search"] = {"boost": _boost(page.file.src_uri)}
-    return text
+    return _MERMAID.sub(lambda graph: f"{svg(graph[1])}\n", text)
 
 
 def _boost(path):
@@ -72,7 +72,7 @@ def _boost(path):
 
 def on_page_content(html, page, config, files):
     """Let the search find `SaveBest` also as `savebest`: the name is indexed as two words."""
-    name = re.fullmatch(r"reference/\w+/(\w+)\.md", page.file.src_uri)
+    name = re.fullmatch(r"reference/\w+/(?!index)(\w+)\.md", page.file.src_uri)
     return f"{html}\n<span hidden>{name[1]}</span>" if name else html
 
 

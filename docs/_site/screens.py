@@ -1,7 +1,8 @@
 """Makes the pictures of pages and of a terminal: `make docs-pictures`; it needs chromium.
 
 `python docs/_site/screens.py run` makes one of them. The pages of a run, of a sweep and of a failed run are
-photographed light and dark. The terminal and the loop are drawn as SVG, whose colours follow the reader's scheme.
+photographed light and dark. The terminal, the loop and the run directory are drawn as SVG, whose colours follow the
+reader's scheme.
 """
 
 import html
@@ -58,6 +59,25 @@ LOOP = [
     (0, "after_training", "always"),
 ]
 """How deep an event is in the loop, its name, and when it comes."""
+RUN_DIRECTORY = [
+    ("log/tumours_20261120-210301/", ""),
+    ("├─ config.yaml", "the whole config: trains the same again"),
+    ("├─ trace.yaml", "begin, end, status, seed, versions"),
+    ("├─ train.log", "the log"),
+    ("├─ report.html", "a page of curves, to open in a browser"),
+    ("├─ metrics.jsonl", "the statistics of each epoch"),
+    ("├─ steps.jsonl", "the loss and the learning rate of each iteration"),
+    ("├─ checkpoints/", ""),
+    ("│  ├─ best, latest", "links to checkpoints, such as this one:"),
+    ("│  └─ it-00000087/", "after 87 iterations"),
+    ("│     ├─ model.safetensors", "the weights"),
+    ("│     ├─ state.pt", "state of the optimizer, the data and the hooks"),
+    ("│     └─ manifest.json", "checksums of the two files"),
+    ("├─ code/", "your modules, versions of packages, the git commit"),
+    ("├─ failures/", "steps that failed, for emrun replay"),
+    ("└─ eval/", "results of emrun eval"),
+]
+"""A file or directory of a run with its place in the tree, and what it has."""
 
 
 def svg(lines, width):
@@ -78,6 +98,11 @@ def loop():
         indent = "  " * depth
         lines.append([("event", f"{indent}{event}".ljust(28)), ("note", f"{'' if event else indent}{note}")])
     return svg(lines, 760)
+
+
+def tree():
+    """Return the picture of the files of a run, as a tree."""
+    return svg([[("event", place.ljust(30)), ("note", note)] for place, note in RUN_DIRECTORY], 660)
 
 
 def run(command, place):
@@ -129,6 +154,7 @@ def main(names):
     """Make these pictures, or all."""
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "loop.svg").write_text(loop(), encoding="utf-8")
+    (PICTURES / "run_directory.svg").write_text(tree(), encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [*PAGES, "terminal"]:
             place = shutil.copytree(ROOT / "sample_configs" / "my_project", Path(folder, name))

@@ -1,7 +1,7 @@
 """Every key that changes how a step is computed, alone and with another: a resume of the run is exact.
 
 `make test` has the keys alone, each killed once, and some pairs and keys that are interrupted too; `make campaign` has
-all keys and pairs with all kills and places. `docs/guide/step.md` has the table.
+all keys and pairs with all kills and places. `docs/guide/step.md` has the list.
 """
 
 import copy
