@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
+from site_docstrings import parameters
 from site_pages import DOCS, EXAMPLES, FROM_ROOT, GROUPS, ROOT, errors_text, pages, schema_text
 
 from emrun.cli import emrun as commands
 from emrun.config.catalogue import listing
 from emrun.config.config import load_config
+from emrun.config.import_finder import locate
+from emrun.config.names import built_ins
 from emrun.config.plan import check_statically
 from emrun.hook import EVENTS
 
@@ -97,6 +100,30 @@ def test_a_page_says_of_each_argument_what_it_is():
             for part in re.split("^### ", described, flags=re.MULTILINE)[1:]:
                 without += [(name, part)] * (part.count("\n\n") < 2)
     assert not without
+
+
+CLASSES = [name for name in pages() if re.match("reference/(hooks|datasets|models|modules|schedules)/(?!index)", name)]
+
+
+def test_a_page_of_a_class_begins_with_an_example_and_says_the_type_and_the_default_of_each_argument():
+    without = []
+    for name in CLASSES:
+        text, _, described = pages()[name].partition("## Arguments\n")
+        title = re.match("# (.*)", text)[1].replace("TorchModel", "module")  # which is the class without a name
+        without += [name] * (not re.search(rf"^```yaml\n[^`]*\b{title}\b", text, re.MULTILINE))
+        for part in re.split("^### ", described.partition("\n## ")[0], flags=re.MULTILINE)[1:]:
+            kind = part.split("\n\n")[1]
+            without += [(name, part)] * (not re.fullmatch(r"[A-Z].+; (required|optional|default `.*`)\.", kind))
+    assert not without
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name.startswith("reference/modules/")])
+def test_the_example_of_a_module_has_its_arguments(name):
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", pages()[name], re.MULTILINE | re.DOTALL)
+    module = YAML(typ="safe").load(example)["model"]["module"]
+    named = parameters(locate(built_ins("")[module.pop("class")]))
+    required = {key for key, parameter in named.items() if parameter.default is parameter.empty}
+    assert required <= module.keys() <= named.keys()
 
 
 @pytest.mark.parametrize("section", ["config", "main_loop", "model", "sweep"])

@@ -111,7 +111,9 @@ def default_of(parameter):
     value = parameter.default
     if value is parameter.empty:
         return "required"
-    if value is None or callable(value):
+    if value is None:
+        return "default `null`"
+    if callable(value):
         return "optional"
     is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
     return f"default `{value if is_word else json.dumps(value, default=str)}`"

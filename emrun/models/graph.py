@@ -31,6 +31,15 @@ class _Join(nn.Module):
 class Graph(nn.Module):
     """A graph of layers, for what `torch.nn.Sequential` cannot say.
 
+        model:
+          module:
+            class: Graph
+            inputs: [numbers, city]
+            steps:
+              - [city, {class: Embedding, num_embeddings: 7, embedding_dim: 4}, place]
+              - [[numbers, place], cat]
+              - [null, {class: Linear, in_features: 6, out_features: 1}, head]
+
     Args:
         inputs: the names of the inputs: sources, unless the model says others.
         steps: `[from, what, name, {take: 0}]` each: an input, a step, null for the value before, or a list; a layer, or

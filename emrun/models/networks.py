@@ -35,6 +35,15 @@ def layers(before: int, widths: Sequence[int], dropout: float, outputs: int) -> 
 class TableNet(nn.Module):
     """Predicts values or the logits of classes from numbers and categories of a row.
 
+        model:
+          module:
+            class: TableNet
+            numbers: ${data:width.numbers}
+            categories: ${data:width.categories}
+            embeddings: ${data:embeddings.categories}
+            outputs: ${data:classes.target}
+          inputs: [numbers, categories]
+
     Args:
         numbers: the number of columns of numbers.
         categories: the number of columns of categories.
@@ -76,6 +85,10 @@ class TableNet(nn.Module):
 class SeriesNet(nn.Module):
     """Predicts the future of series from their past: a linear forecast, and what hidden layers add to it.
 
+        model:
+          module: {class: SeriesNet, past: 48, columns: 3, future: 24, outputs: 1}
+          inputs: [past]
+
     Args:
         past: the number of times that are known.
         columns: the number of series that are known.
@@ -108,6 +121,10 @@ class SeriesNet(nn.Module):
 
 class PictureNet(nn.Module):
     """Predicts the logits of classes of images, by a small network or by one of torchvision.
+
+        model:
+          module: {class: PictureNet, classes: 3, model: resnet18, pretrained: true}
+          inputs: [image]
 
     Args:
         classes: the number of classes.
@@ -159,6 +176,10 @@ class PictureNet(nn.Module):
 class MaskNet(nn.Module):
     """Predicts the logits of classes of pixels: a small U-Net (Ronneberger et al., 2015).
 
+        model:
+          module: {class: MaskNet, classes: 3, width: 32}
+          inputs: [image]
+
     Args:
         classes: the number of classes.
         width: the channels of the first layer; each of the two halvings of the size doubles them.
@@ -184,6 +205,10 @@ class MaskNet(nn.Module):
 
 class TextNet(nn.Module):
     """Predicts the logits of classes of texts from their tokens, each seen with the two around it.
+
+        model:
+          module: {class: TextNet, tokens: 30000, classes: 3}
+          inputs: [input_ids, attention_mask]
 
     Args:
         tokens: the number of tokens of the tokenizer.
