@@ -39,8 +39,8 @@ class AbstractDataset:
     train rows is in its `preparation`, so that the train rows need not be there.
 
     A parameter `preparation` of the constructor gets None in a new run. The run keeps what the attribute `preparation`
-    of the dataset is then, a mapping of values that JSON has, and passes it to the constructor when the dataset is
-    built again: on the other ranks, to resume, to evaluate and to predict. So what was learnt from the train rows stays
+    of the dataset is then, a mapping of values that JSON has. The constructor gets it when the dataset is built again:
+    on the other ranks, to resume, to evaluate and to predict. So what was learnt from the train rows stays
     as it was, and need not be read again.
     """
 

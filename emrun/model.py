@@ -125,11 +125,11 @@ class AbstractModel(ABC):
         There may be none yet, also after training epochs: when an epoch is resumed at the end of its train stream.
 
         Returns:
-            `loss`: the scalar that was minimised, a number or a one-element tensor that stays on its device;
+            `loss`: the scalar that was minimised, a number or a one-element tensor that stays on its device.
             `learning_rate`: the learning rate of each parameter group in the last update, or in the next one if there
-            was none: numbers, or one-element tensors that the model does not change; a list, which becomes
-            `learning_rate`, `learning_rate_1`, ..., or a mapping name -> rate, which becomes `learning_rate_NAME`. A
-            model may leave out either.
+            was none. The rates are numbers, or one-element tensors that the model does not change. They are a list,
+            which becomes `learning_rate`, `learning_rate_1`, ..., or a mapping name -> rate, which becomes
+            `learning_rate_NAME`. A model may leave out either.
         """
         return {}
 

@@ -45,7 +45,7 @@ class AverageWeights(AbstractHook):
 
     Averages of the statistics of BatchNorm are not the statistics of the averaged module. With `kind: swa`, whose
     weights lie further apart, they are therefore calculated anew before the evaluations of each epoch, as
-    `torch.optim.swa_utils.update_bn` does: the averaged module runs in training mode on a pass of the train stream, or
+    `torch.optim.swa_utils.update_bn` does. The averaged module runs in training mode on a pass of the train stream, or
     on `fixed_epoch_size` batches of it. This takes the time of a pass without gradients; a module without BatchNorm
     needs none. Checkpoints between two evaluations have the statistics of the first one, averaged since.
 

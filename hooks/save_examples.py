@@ -54,8 +54,8 @@ class SaveExamples(SavesExamples):
     comes first in the stream is worse. Batches that the model is trained on are left out; to look at the examples of
     the train stream, evaluate it: `extra_streams: [train]` makes a stream `train_eval`.
 
-    Pictures are arrays (H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels: uint8; floats from 0 to 1 or whole
-    numbers from 0 to 255; or other numbers, whose smallest becomes black and whose largest white in each picture.
+    Pictures are arrays (H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels. They hold uint8, floats from 0 to 1,
+    or whole numbers from 0 to 255. Of other numbers, the smallest becomes black and the largest white in each picture.
 
     Needs Pillow (`pip install 'emrun[data]'`).
 

@@ -38,7 +38,7 @@ class SavePredictions(WritesRows):
     `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32. A mapping, and a list
     of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
 
-    The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
+    The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`. This
     counts the examples of the stream from 0, as they come; with `emrun predict`, in the order of the rows of
     `ctx.batches`. So a stream that shuffles its evaluations needs a source `id`. If the stream has a source `position`
     of whole numbers, it is a column too: that of `ImageFolder` and `TarShards` counts the examples that were left out,

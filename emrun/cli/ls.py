@@ -55,12 +55,12 @@ def ls(
 ) -> None:  # fmt: skip
     """List the runs in DIRECTORY (by default log), or the run in it. Nothing is imported, and nothing is written.
 
-    NAME is a fact (name, status, epochs, iterations, best, best_epoch, age, duration, size, looks, config_looks,
-    begin, end, reason, host, model, dataset), the key of a value of the config, such as model.optimizer.lr or
-    hooks.StopAfter.epochs, or a statistic: valid/loss is its mean in the last epoch, min:valid/loss the lowest,
-    valid/loss/std another aggregation. best is the best value of the statistic of SaveBest, or else the lowest
-    valid/loss. looks counts the evaluations of a run on streams that its training does not use; config_looks is the
-    sum over all runs of the list whose configs differ only in seed and name.
+    NAME is a fact, a key of the config or a statistic. The facts are name, status, epochs, iterations, best,
+    best_epoch, age, duration, size, looks, config_looks, begin, end, reason, host, model and dataset. A key is
+    model.optimizer.lr or hooks.StopAfter.epochs. Of the statistics, valid/loss is the mean of the last epoch,
+    min:valid/loss the lowest, valid/loss/std another aggregation. best is the best value of the statistic of SaveBest,
+    or else the lowest valid/loss. looks counts the evaluations of a run on streams that its training does not use;
+    config_looks is the sum over all runs of the list whose configs differ only in seed and name.
     """
     root = expanded(directory)
     wanted = [Condition.parse(text) for text in conditions]
