@@ -71,9 +71,9 @@ class TorchDataset(ThreeStreams):
     `persistent_workers`, whose generators continue from pass to pass, a resume is not exact if items draw.
 
     Args:
-        train: the data to learn from.
-        valid: the data to evaluate on during the training.
-        test: the data to evaluate on at the end.
+        train: the data to learn from, an object of one of these kinds, written as `{class: NAME, ...}`.
+        valid: such data to evaluate on during the training.
+        test: such data to evaluate on at the end.
         sources: the names of an item's fields, if items are tuples or single values; of mappings, the keys to use.
         batch_size: the number of examples in a batch; a data loader uses its own.
         collate: a function that makes a batch of a list of items; null means torch's `default_collate`. A data loader
