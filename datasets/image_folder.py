@@ -49,11 +49,13 @@ class ImageFolder(PictureFiles):
           split: {valid: 0.2, by: label}
           size: 64
 
-    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
-    of shape (B, C, H, W), float32 in [0, 1] or uint8; `label`, int64 of shape (B,), the index of the class among the
-    sorted names of the folders in `train`; `id`, a list of the paths below the folder, such as `cat/0.png`; `position`,
-    int64 of shape (B,), the numbers of the files in the order of evaluations. The pixels are used as they are stored,
-    unless `orient` is true.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources:
+
+    - `image`, of shape (B, C, H, W), float32 in [0, 1] or uint8. The pixels are used as they are stored, unless
+      `orient` is true.
+    - `label`, int64 of shape (B,), the index of the class among the sorted names of the folders in `train`.
+    - `id`, a list of the paths below the folder, such as `cat/0.png`.
+    - `position`, int64 of shape (B,), the numbers of the files in the order of evaluations.
 
     Needs Pillow (`pip install 'emrun[data]'`).
 

@@ -50,11 +50,12 @@ class Pictures(PictureFiles):
     means all pictures below the folder. The pixels of masks are used as they are stored, and of those with a palette,
     the numbers. Masks of more than one channel, or in a format such as JPEG, which changes numbers, are refused.
 
-    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`, of
-    shape (B, C, H, W), float32 in [0, 1] or uint8; `mask`, int64 of shape (B, H, W), which is cropped, resized to the
-    nearest pixel, and mirrored as its picture is; `id`, a list of the paths of the pictures below the folder before the
-    first wildcard, such as `7.jpg`; `position`, int64 of shape (B,), the numbers of the pictures in the order of
-    evaluations.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources:
+
+    - `image`, of shape (B, C, H, W), float32 in [0, 1] or uint8.
+    - `mask`, int64 of shape (B, H, W), which is cropped, resized to the nearest pixel, and mirrored as its picture is.
+    - `id`, a list of the paths of the pictures below the folder before the first wildcard, such as `7.jpg`.
+    - `position`, int64 of shape (B,), the numbers of the pictures in the order of evaluations.
 
     Pixels that have no class have the number of `ignore`, which the loss needs too: `{class: torch.nn.CrossEntropyLoss,
     ignore_index: 255, inputs: [logits, mask]}`.

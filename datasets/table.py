@@ -88,11 +88,11 @@ class Table(PreparedColumns):
         id: a column of texts or numbers that name the rows, or such a source of other files. Each batch has it as the
             source `id`, a list of texts, for hooks and predictions.
         split: divides the rows of `train`. `valid` and `test` are shares of the rows, drawn by `seed` (0 by default),
-            which is not the seed of the run. At most one of these says how: `by: COLUMN` keeps the shares of its
-            classes; `group: COLUMN` keeps rows with the same value together, and the shares are those of the groups;
-            `time: COLUMN` takes the last rows; `hash: COLUMN` draws by the value alone, so that a row keeps its part
-            when others are added; `column: {name: COLUMN, valid: dev}` says which value marks the rows of a part, by
-            default its name; `folds: 5` with `fold: 0` makes the fold 0 of 5 the part `valid`. Rows and classes are
+            which is not the seed of the run. At most one key says how. `by: COLUMN` keeps the shares of its
+            classes. `group: COLUMN` keeps rows with the same value together, and the shares are those of the groups.
+            `time: COLUMN` takes the last rows. `hash: COLUMN` draws by the value alone, so that a row keeps its part
+            when others are added. `column: {name: COLUMN, valid: dev}` says which value marks the rows of a part, by
+            default its name. `folds: 5` with `fold: 0` makes the fold 0 of 5 the part `valid`. Rows and classes are
             those that scikit-learn draws. A column that only divides the rows or names them is no source, unless
             `columns` lists it.
         window: only for CSV and Parquet files: examples are windows of `past` and `future` rows that follow each other
