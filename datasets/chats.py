@@ -63,9 +63,9 @@ class Chats(Tokenized):
         valid: the files for the stream `valid`, to evaluate on during the training.
         test: the files for the stream `test`, to evaluate on at the end.
         tokenizer: a directory that `save_pretrained` wrote, or a name in the cache of transformers. `{name: NAME,
-            download: true}` downloads it if it is not there. `padding: TOKEN` is the token for padding of a tokenizer
-            that has none. `{learn: 8000}` learns so many tokens, bytes and frequent parts of words, from the train
-            rows, and the run keeps it. `template: FILE` has a chat template in place of that of the tokenizer.
+            download: true}` downloads the tokenizer if it is not there. `padding: TOKEN` is the token for padding of a
+            tokenizer that has none. `{learn: 8000}` learns so many tokens, bytes and frequent parts of words, from the
+            train rows, and the run keeps the tokenizer. `template: FILE` replaces the tokenizer's chat template.
         messages: the column with the messages.
         train_on: `assistant` trains the answers, `all` all tokens.
         length: the largest number of tokens of a chat; the rest is cut, and the log has the number of such chats. By

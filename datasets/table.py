@@ -88,7 +88,7 @@ class Table(PreparedColumns):
         id: a column of texts or numbers that name the rows, or such a source of other files. Each batch has it as the
             source `id`, a list of texts, for hooks and predictions.
         split: divides the rows of `train`. `valid` and `test` are shares of the rows, drawn by `seed` (0 by default),
-            which is not the seed of the run. At most one of these says how: `by: COLUMN` keeps the shares of its
+            which is not the seed of the run. At most one key says how. `by: COLUMN` keeps the shares of its
             classes. `group: COLUMN` keeps rows with the same value together, and the shares are those of the groups.
             `time: COLUMN` takes the last rows. `hash: COLUMN` draws by the value alone, so that a row keeps its part
             when others are added. `column: {name: COLUMN, valid: dev}` says which value marks the rows of a part, by

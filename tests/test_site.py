@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
+from sentences import LONGEST, MEAN, longest, mean
 from site_docstrings import parameters
 from site_pages import DOCS, EXAMPLES, FROM_ROOT, GROUPS, ROOT, errors_text, pages, schema_text
 
@@ -53,6 +54,14 @@ def test_every_link_of_the_site_leads_somewhere():
             if not there or (anchor and anchor not in anchors(there)):
                 wrong.append((name, target))
     assert not wrong
+
+
+def test_no_sentence_is_long():
+    read = {name: (ROOT / name).read_text(encoding="utf-8") for name in FROM_ROOT}
+    long = {name: longest(text) for name, text in (WRITTEN | read | pages()).items()}
+    assert {name: words for name, words in long.items() if words > LONGEST} == {}
+    means = {name: mean(text) for name, text in (WRITTEN | read).items()}
+    assert {name: words for name, words in means.items() if words > MEAN} == {}
 
 
 @pytest.mark.parametrize("name", FROM_ROOT)

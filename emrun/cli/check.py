@@ -56,8 +56,8 @@ def check(
     one epoch, with two batches of each stream and all hooks except trackers, is interrupted and resumed. Its directory
     is temporary and is deleted.
 
-    With --data, every stream is read once. This finds examples that are in two streams or twice in one, and the same
-    inputs with different labels. It also finds sources that are constant or not finite, labels that only one stream
+    With --data, every stream is read once. The check finds examples that are in two streams or twice in one, and the
+    same inputs with different labels. It finds sources that are constant or not finite, labels that only one stream
     has, and a train stream that is sorted by a label.
 
     With --numerics, the gradients of a batch are compared with those of its halves, and with those calculated in other

@@ -51,9 +51,9 @@ def verify_resume(
     """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
     emrun trains a little more than two epochs, twice, and then once more for each point, interrupted there and resumed.
-    Each time has its own process and temporary directory. The processes are forks of one that has imported PyTorch and
-    your classes, but the second is a new Python. For every batch, it compares the inputs and outputs of the model, the
-    learning rates and the random states. At the end, it compares the parameters, the optimizer, the positions of the
+    Each run has its own process and temporary directory. The processes are forks of one that has imported PyTorch and
+    your classes, but the second is a new Python. For every batch emrun compares the inputs and outputs of the model,
+    the learning rates and the random states. At the end it compares the parameters, the optimizer, the positions of the
     streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing and trackers are left
     out. Epochs of more than 20 iterations are cut to 8; evaluations are not shortened. The number of runs is printed at
     the start, the time that they will take after the first.

@@ -25,11 +25,11 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
     """Prove that the run in DIRECTORY still gives what it recorded, or say what differs and why.
 
     The checkpoint best, or else latest, is evaluated again as the training has evaluated it, and its statistics are
-    compared with metrics.jsonl. The first 20 steps are trained again and compared with steps.jsonl. Both are compared
-    to the last bit, each in a process of its own, on as many ranks as the run had. Then code, data, device and packages
-    are compared with what the run has recorded, the worst difference first. The run directory is only read. Modules are
-    imported as by emrun eval; if the directory where the run was started is gone, from the run directory. An OVERRIDE
-    such as dataset.path=/new/place says where data are now.
+    compared with metrics.jsonl. The first 20 steps are trained again and compared with steps.jsonl. Both must be the
+    same to the last bit. Each has a process of its own, on as many ranks as the run had. Then code, data, device and
+    packages are compared with what the run has recorded, the worst difference first. The run directory is only read.
+    Modules are imported as by emrun eval; if the directory where the run was started is gone, from the run directory.
+    An OVERRIDE such as dataset.path=/new/place says where data are now.
 
     Exit status: 0 what could be compared is the same, 1 something differs or nothing could be compared, 2 wrong usage
     or config.

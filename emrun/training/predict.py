@@ -109,9 +109,8 @@ def predict(
         the outputs.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream, or data are named beside a stream. Or the file cannot
-            have this name, or exists. Or there is no file, and the stream has more examples than `limit`, or there are
-            several ranks.
+        UsageError: there is no such run, checkpoint or stream, or data are named beside a stream. The file cannot have
+            this name, or exists. Without a file: the stream has more examples than `limit`, or there are several ranks.
         ConfigError: the config cannot be used.
         StreamError: a batch lacks a source that the model itself, or one of `variables`, needs.
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
