@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 from site_pages import DOCS, pages
+from test_site import SETTINGS
 
 QUESTIONS = tomllib.loads((DOCS / "_site" / "questions.toml").read_text(encoding="utf-8"))["question"]
 WITHOUT_MEANING = {"after", "from", "is", "not", "on", "to", "with"}
@@ -26,3 +27,9 @@ def test_the_pages_that_answer_a_question_exist_and_one_of_them_has_its_words(qu
     texts = [text_of(page).lower() for page in question["answered_by"]]
     missing = [{word for word in words if not re.search(rf"\b{word}|_{word}", text)} for text in texts]
     assert min(map(len, missing)) == 0, missing
+
+
+def test_the_search_takes_the_name_of_a_class_apart_and_keeps_a_key_whole():
+    (search,) = [plugin["search"] for plugin in SETTINGS["plugins"] if "search" in plugin]
+    words = re.split(search["separator"], "SaveBest: {model_name: best}, main_loop.workers, log/run")
+    assert list(filter(None, words)) == ["Save", "Best", "model_name", "best", "main_loop", "workers", "log", "run"]
