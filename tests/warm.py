@@ -32,7 +32,7 @@ import numpy as np
 import parsing
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-SLOW = ("click", "ruamel.yaml", "safetensors.torch", "torch", "torch._dynamo", "tqdm")
+SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
 """What most commands import, but for emrun."""
 PROGRAMS = ("emrun.sample_configs", "emrun.__main__")
 """What is not imported but run."""
@@ -63,6 +63,30 @@ def import_emrun():
     path = list(sys.path)
     check_statically(load_config(USUAL), evaluations=True)
     sys.path[:] = path  # without the directory in which the tests were started
+    compile_templates()
+    calculate()
+
+
+def compile_templates():
+    """Compile the templates of the page of a run."""
+    from emrun.runs.report.templates import environment
+
+    templates = environment()
+    for name in templates.list_templates(extensions=["html"]):
+        templates.get_template(name)
+
+
+def calculate():
+    """Let PyTorch prepare what most models use; without gradients, which a fork could not calculate after this."""
+    import torch
+    from torch.nn import functional
+
+    torch.set_num_threads(1)  # as OMP_NUM_THREADS: threads would not be there after a fork
+    with torch.no_grad():
+        torch.zeros(1).detach()
+        logits = functional.linear(torch.zeros(8, 4), torch.zeros(2, 4))
+        functional.conv2d(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 3, 3))
+        functional.cross_entropy(logits, torch.zeros(8, dtype=torch.int64))
 
 
 def prepare(modules):

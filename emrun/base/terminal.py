@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -106,8 +107,20 @@ def restore_logging() -> None:
     for handler, disabled in _KEPT.items():
         if handler not in root.handlers:
             root.addHandler(handler)
-        logging.disable(min(root.manager.disable, disabled))
-        root.setLevel(min(root.level, handler.level or logging.INFO, logging.INFO))
-    for name, logger in root.manager.loggerDict.items():
-        if _KEPT and name.startswith("emrun.") and isinstance(logger, logging.Logger):
-            logger.disabled = False
+        level = min(handler.level or logging.INFO, logging.INFO)
+        if root.manager.disable > disabled:  # each of these calls visits all loggers
+            logging.disable(disabled)
+        if root.level > level:
+            root.setLevel(level)
+    if _KEPT:
+        loggers = root.manager.loggerDict
+        for name in _own_names(len(loggers)):
+            logger = loggers.get(name)
+            if isinstance(logger, logging.Logger):
+                logger.disabled = False
+
+
+@functools.lru_cache(maxsize=1)
+def _own_names(count: int) -> list[str]:
+    """Return the names of the loggers of emrun among all, of which libraries add thousands; `count` is their number."""
+    return [name for name in logging.getLogger().manager.loggerDict if name.startswith("emrun.")]
