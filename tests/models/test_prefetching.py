@@ -20,7 +20,7 @@ from emrun.models.inputs import InputNames, Inputs
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.torch_model import TorchModel
 
-ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
+ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 class Event:
