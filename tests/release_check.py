@@ -180,10 +180,13 @@ CASES = [
 
 def run(*command, cwd=ROOT, **variables):
     """Return the output of a command, errors included."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")
+    }  # make sets them
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env={**os.environ, "PYTHONPYCACHEPREFIX": str(PLACE / "bytecode"), "OMP_NUM_THREADS": "1", **variables},
+        env={**inherited, "PYTHONPYCACHEPREFIX": str(PLACE / "bytecode"), "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
