@@ -32,6 +32,7 @@ ENVIRONMENT = PLACE / "environment"
 PYTHON = ENVIRONMENT / "bin" / "python"
 ROWS = PLACE / "rows.json"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LEFT_OUT = {"PIP_CONSTRAINT", "UV_CONSTRAINT", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH"}  # of make, or of the user
 OLDEST = "2.6.0"
 OLDEST_FOR_3_14 = "2.9.0"  # the first torch with wheels for Python 3.14
 NEWEST = "2.15.0"
