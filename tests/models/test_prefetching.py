@@ -103,6 +103,8 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch):
+    if not hasattr(torch.accelerator, "device_index"):
+        pytest.skip("torch before 2.8 cannot copy ahead")
     return Device(monkeypatch)
 
 
