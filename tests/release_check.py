@@ -60,7 +60,7 @@ cd project
 emrun train config.yaml --output-dir run hooks.StopAfter.epochs=1
 emrun resume run hooks.StopAfter.epochs=2
 cd ..
-emrun init digits --from digits_mlp
+emrun init digits --from minimal
 cd digits
 emrun train config.yaml hooks.StopAfter.epochs=1 \
     'model.metrics.f1={class: torchmetrics.F1Score, task: multiclass, num_classes: 10, inputs: [logits, label]}'
@@ -181,9 +181,7 @@ CASES = [
 
 def run(*command, cwd=ROOT, **variables):
     """Return the output of a command, errors included."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")
-    }  # make sets them
+    inherited = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
