@@ -131,7 +131,7 @@ emrun init project --from text_classification
 cd project
 python prepare.py
 {TRAIN}
-emrun resume run hooks.StopAfter.epochs=2
+emrun eval run valid
 python -c "import peft"
 """,
 }
