@@ -118,7 +118,8 @@ emrun sweep config.yaml hooks.StopAfter.epochs=1 sweep.objective=valid/loss/mean
     "tensorboard": TRACK + "'hooks=[ComputeStats, WriteTensorBoard, {StopAfter: {epochs: 1}}]'",
     "wandb": TRACK + "'hooks=[ComputeStats, {WriteWandb: {project: p, mode: offline}}, {StopAfter: {epochs: 1}}]'",
     "trackio": TRACK + "'hooks=[ComputeStats, {WriteTrackio: {project: p}}, {StopAfter: {epochs: 1}}]'",
-    "mlflow": TRACK + "\"hooks=[ComputeStats, {WriteMLflow: {uri: 'file://$PWD/mlruns'}}, {StopAfter: {epochs: 1}}]\"",
+    # the client alone, which writes neither files nor databases: a run needs a server of the whole mlflow
+    "mlflow": """python -c "from mlflow.tracking import MlflowClient; MlflowClient('http://127.0.0.1:9')" """,
     "export": f"""
 emrun init project --from majority
 cd project
