@@ -9,9 +9,17 @@ BASE := HEAD
 COVERAGE := .coverage
 COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export UV_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders bench-trainer docs docs-pictures docs-questions docs-serve wheel clean
+# uv, where it is installed, takes a fraction of the time of pip
+ifneq ($(shell command -v uv),)
+INSTALL := uv pip install --quiet --python $(VENV)
+else
+INSTALL := $(BIN)/pip install --quiet
+endif
+
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders bench-trainer docs docs-pictures docs-questions docs-serve wheel release-check clean
 
 setup: $(INSTALLED)
 
@@ -20,9 +28,9 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing PyTorch and emrun into $(VENV); this takes about five minutes, without further output."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-deps --target $(VENV)/vision "$$(grep '^torchvision==' constraints.txt)"
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --target $(VENV)/vision "$$(grep '^torchvision==' constraints.txt)"
 	touch $@
 
 train: setup
@@ -159,6 +167,10 @@ docs-pictures: setup
 
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
+
+# the wheel on each Python and torch that is promised, and with each extra: hours; make release-check ROWS='3.14 sweep'
+release-check: setup
+	$(BIN)/python tests/release_check.py $(ROWS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(LOADERS) $(COVERAGE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

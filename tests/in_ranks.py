@@ -9,6 +9,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch._dynamo  # imported by optimizers: once here instead of in each fork
 import torch.distributed.fsdp
@@ -16,6 +17,10 @@ import torch.distributed.fsdp
 from emrun.ranks import group
 
 PATIENCE = 60  # seconds
+needs_shards = pytest.mark.skipif(
+    not hasattr(torch.distributed.fsdp.FSDPModule, "set_force_sum_reduction_for_comms"),
+    reason="this torch cannot sum the gradients of shards",
+)
 
 
 class Failed:

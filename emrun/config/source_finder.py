@@ -57,6 +57,7 @@ _TYPES: dict[str, Any] = {
         f"{home.__name__}.{name}": member
         for home in (builtins, typing, collections.abc, emrun.base.types)
         for name, member in vars(home).items()
+        if not name.startswith("_")  # a private class of `typing` warns when it is compared
     },
     **{path: _class_of(path) for path in ("torch.Tensor", "torch.device", "torch.dtype", "numpy.ndarray")},
     **_BASES,

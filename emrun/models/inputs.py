@@ -463,8 +463,9 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return found
     is_wrong = before.isfinite() & ~after.isfinite() if is_float else before.double() != after.double()
     if is_wrong.any():
+        first = before.flatten()[int(is_wrong.flatten().nonzero()[0])]  # torch 2.6 has no masks of uint64
         raise StreamError(
-            f"source {name!r} has {before[is_wrong][0].item()}, which {str(dtype).removeprefix('torch.')}"
+            f"source {name!r} has {first.item()}, which {str(dtype).removeprefix('torch.')}"
             f" cannot hold; change it in the dataset, or set {{dtype: keep}} in `inputs`"
         )
     return found

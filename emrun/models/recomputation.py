@@ -123,7 +123,7 @@ def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _forward_before(part: Module) -> Any:
-    return part.__dict__[_OF_INSTANCE] or type(part).forward.__get__(part)
+    return part.__dict__[_OF_INSTANCE] or MethodType(type(part).forward, part)
 
 
 def _buffers(part: Module) -> dict[str, str]:

@@ -194,6 +194,7 @@ def test_mappings_and_nested_tensors_of_a_batch_are_saved_whole(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # torch 2.15 says so at each load
 def test_sparse_tensors_such_as_the_momentum_of_an_embedding_are_saved(tmp_path):
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1, momentum=0.9)

@@ -203,6 +203,7 @@ def test_integer_sources_become_int64(values):
 
 
 @pytest.mark.parametrize("values", [np.array([True, False]), [True, False], [np.True_, np.False_]])
+@pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool_'")  # torch 2.6 and NumPy 1
 def test_booleans_stay_booleans(values):
     (data,) = evaluate(identity(), [{"x": values}])
     assert data["same"].dtype is torch.bool

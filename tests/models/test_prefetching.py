@@ -20,7 +20,10 @@ from emrun.models.inputs import InputNames, Inputs
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.torch_model import TorchModel
 
-ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
+ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+ERRORS = [torch.OutOfMemoryError, RuntimeError]
+if hasattr(torch, "AcceleratorError"):  # torch 2.6 has none
+    ERRORS.append(torch.AcceleratorError)
 
 
 class Event:
@@ -100,6 +103,8 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch):
+    if not hasattr(torch.accelerator, "device_index"):
+        pytest.skip("torch before 2.8 cannot copy ahead")
     return Device(monkeypatch)
 
 
@@ -325,7 +330,7 @@ def test_a_batch_of_somebody_else_leaves_what_was_copied(device):
 
 
 @pytest.mark.parametrize("failing", ["pin", "copy"])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])
+@pytest.mark.parametrize("error", ERRORS)
 def test_after_a_failure_the_training_continues_without_it_and_warns_once(device, monkeypatch, caplog, failing, error):
     prefetcher = Prefetcher(inputs_of(), device.device)
     batches = [{"x": torch.ones(2, 3), "y": torch.ones(2)} for _ in range(4)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from in_ranks import in_ranks
+from in_ranks import in_ranks, needs_shards
 from torch import nn
 
 from emrun.base.encoding import encode
@@ -34,6 +34,7 @@ def divided():
     )
 
 
+@needs_shards
 def test_each_rank_has_some_rows_and_all_can_have_the_whole():
     found = in_ranks(3, divided)
     for rank, (are_in_pieces, local, size, all_rows, rows, is_same, is_copied, norms) in enumerate(found):

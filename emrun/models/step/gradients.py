@@ -21,8 +21,24 @@ gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
 _is_there = partial(is_not, None)
 exhaust = deque[Any](maxlen=0).extend
-_GRAD = repeat("grad")
-_NONE = repeat(None)
+
+
+class _Same(repeat):  # type: ignore[type-arg]  # `repeat` takes none when it runs
+    """An endless iterator of a value, which copies and pickles are too: from Python 3.14 on, `repeat` has neither."""
+
+    def __init__(self, _: Any, name: str) -> None:
+        self._name = name
+
+    def __new__(cls, value: Any, name: str) -> _Same:
+        """Make the iterator that is the global variable of this name."""
+        return super().__new__(cls, value)
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+_GRAD = _Same("grad", "_GRAD")
+_NONE = _Same(None, "_NONE")
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

@@ -44,6 +44,7 @@ SCHEDULES = {  # scheduler, number of steps
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of SequentialLR in torch 2.6 itself
 def test_a_schedule_has_the_rates_that_it_will_give(name):
     make, steps = SCHEDULES[name]
     found = ahead(make, steps)

@@ -270,6 +270,7 @@ def parts(each, made):
 
 @pytest.mark.parametrize("step_on", ["epoch", "update"])
 @pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "both"])
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of SequentialLR in torch 2.6 itself
 def test_schedulers_of_schedulers_follow_the_same_rates_as_in_a_raw_loop(kind, step_on):
     each = torch.optim.lr_scheduler
 

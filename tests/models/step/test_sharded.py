@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from in_ranks import Failed, in_ranks, results_of
+from in_ranks import Failed, in_ranks, needs_shards, results_of
 from torch import nn
 from torch.optim import SGD
 
@@ -55,6 +55,7 @@ def expected(weights, uses_two):
     return {name: each.grad for name, each in module.named_parameters()}, loss.item()
 
 
+@needs_shards
 @pytest.mark.parametrize(
     ("weights", "uses_two"), [((1.0, 3.0), (True, False)), ((2.0, 0.0, 1.0), (False, False, False))]
 )
@@ -75,6 +76,7 @@ def no_rows():
     ShardSums(dict(module.named_parameters()), join(), set()).reduce(0.0, None)
 
 
+@needs_shards
 def test_a_batch_without_rows_on_any_rank_is_an_error():
     for each in results_of(2, no_rows):
         assert isinstance(each, Failed)
@@ -110,6 +112,7 @@ class SGDWith:
         return SGD(parameters, lr=0.1)
 
 
+@needs_shards
 def test_several_optimizers_update_their_shards():
     wanted = with_two_optimizers()
     for found in in_ranks(2, with_two_optimizers):
