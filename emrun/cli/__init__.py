@@ -28,7 +28,7 @@ from emrun.cli.failures import UsersCodeFailed, of_storage, report_and_end_by_si
 from emrun.cli.output import errors_as_json, print_json
 from emrun.cli.problems import problems_of
 from emrun.cli.ranks import tell_failure
-from emrun.ranks.group import end_process
+from emrun.ranks.process_end import end_process
 
 GROUPS = {
     "Train": {
