@@ -201,6 +201,19 @@ def test_reading_a_config_and_a_run_directory_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
+def test_no_module_imports_what_pytorch_imports_for_the_first_optimizer():
+    apart = ("emrun.diagnosis", "emrun.hooks", "emrun.datasets", "emrun.sample_configs", "emrun.__main__")
+    code = (
+        "import emrun, importlib, pkgutil, sys\n"
+        "for module in pkgutil.walk_packages(emrun.__path__, 'emrun.'):\n"
+        f"    if not module.name.startswith({apart}):\n"
+        "        importlib.import_module(module.name)\n"
+        "        assert 'torch._dynamo' not in sys.modules, module.name\n"
+        "assert 'emrun.models.sync_batch_norm' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_importing_a_hook_imports_one_file():
     code = (
         "import sys; from emrun.hooks import StopAfter\nprint([m for m in sys.modules if m.startswith('emrun.hooks.')])"
