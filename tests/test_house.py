@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
 ROOT_PACKAGE = "the root"
@@ -246,6 +247,31 @@ def test_the_public_names_can_be_imported():
     assert {*names, "__version__"} <= set(dir(emrun))
     for name in names:
         assert getattr(emrun, name).__name__ == name
+
+
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "emrun.__version__"}
+    sources = {path: path.read_text(encoding="utf-8") for _, path in house(ROOT).values()}
+    assert [path.name for path, text in sources.items() if re.search(r"^__version__\b", text, re.MULTILINE)] == [
+        "__init__.py"
+    ]
+    assert [path for path, text in sources.items() if re.search(r"""version\(["']emrun""", text)] == []
+
+
+def test_a_citation_has_what_its_format_requires_and_no_version_of_its_own():
+    cited = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["title"], cited["license"]) == (project["name"], project["license"])
+    assert "version" not in cited
+
+
+def test_make_without_a_target_prints_what_each_target_does():
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    lines = [re.fullmatch(r"make ([a-z-]+) +(\S.*\.)", line) for line in done.stdout.splitlines()]
+    assert sorted(line[1] for line in lines) == sorted(targets)
 
 
 def test_every_file_has_a_test():
