@@ -153,7 +153,6 @@ def _train_on(rank: int, config: dict[str, Any], directory: Path, sender: Connec
     if rank == 0:
         sender.send(counted)
     group.leave()
-    group.end_process(0)
 
 
 def main() -> None:

@@ -177,7 +177,8 @@ class Split:
         check_count("split.seed", form["seed"])
         ways = [each for each in _WAYS if each in form]
         if len(ways) > 1:
-            raise ArgumentError(f"split.{ways[1]}", f"{listed(ways)} exclude each other; keep one of them")
+            advice = f"keep one of them; `{ways[0]}: null` leaves out what a base or another file has set"
+            raise ArgumentError(f"split.{ways[1]}", f"{listed(ways)} exclude each other; {advice}")
         found = cls(form, *ways or [""])
         found.check_shares()
         found.check_way()

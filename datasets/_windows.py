@@ -122,9 +122,13 @@ class Windows(Part):
             ArgumentError: there are none.
         """
         if not len(self):
-            size = self._form["past"] + (0 if self._is_prediction else self._form["future"])
+            size = self._form["past"]
+            advice = "add the rows that come before them; the model needs as many as it was trained with"
+            if not self._is_prediction:
+                size += self._form["future"]
+                advice = "write a smaller past or future, or larger parts"
             what = f"{self._place} has no {size} rows that follow each other with {listed(self._form['future_of'])}"
-            raise ArgumentError("window", f"{what}; write a smaller past or future, or larger parts")
+            raise ArgumentError("window", f"{what}; {advice}")
         return self
 
     def predicted(self) -> Self:

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
 ROOT_PACKAGE = "the root"
@@ -201,6 +202,19 @@ def test_reading_a_config_and_a_run_directory_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
+def test_no_module_imports_what_pytorch_imports_for_the_first_optimizer():
+    apart = ("emrun.diagnosis", "emrun.hooks", "emrun.datasets", "emrun.sample_configs", "emrun.__main__")
+    code = (
+        "import emrun, importlib, pkgutil, sys\n"
+        "for module in pkgutil.walk_packages(emrun.__path__, 'emrun.'):\n"
+        f"    if not module.name.startswith({apart}):\n"
+        "        importlib.import_module(module.name)\n"
+        "        assert 'torch._dynamo' not in sys.modules, module.name\n"
+        "assert 'emrun.models.sync_batch_norm' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_importing_a_hook_imports_one_file():
     code = (
         "import sys; from emrun.hooks import StopAfter\nprint([m for m in sys.modules if m.startswith('emrun.hooks.')])"
@@ -233,6 +247,31 @@ def test_the_public_names_can_be_imported():
     assert {*names, "__version__"} <= set(dir(emrun))
     for name in names:
         assert getattr(emrun, name).__name__ == name
+
+
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "emrun.__version__"}
+    sources = {path: path.read_text(encoding="utf-8") for _, path in house(ROOT).values()}
+    assert [path.name for path, text in sources.items() if re.search(r"^__version__\b", text, re.MULTILINE)] == [
+        "__init__.py"
+    ]
+    assert [path for path, text in sources.items() if re.search(r"""version\(["']emrun""", text)] == []
+
+
+def test_a_citation_has_what_its_format_requires_and_no_version_of_its_own():
+    cited = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["title"], cited["license"]) == (project["name"], project["license"])
+    assert "version" not in cited
+
+
+def test_make_without_a_target_prints_what_each_target_does():
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    lines = [re.fullmatch(r"make ([a-z-]+) +(\S.*\.)", line) for line in done.stdout.splitlines()]
+    assert sorted(line[1] for line in lines) == sorted(targets)
 
 
 def test_every_file_has_a_test():

@@ -4,6 +4,7 @@
 """
 
 import fnmatch
+import importlib
 import json
 import posixpath
 import re
@@ -17,6 +18,7 @@ from sentences import LONGEST, MEAN, longest, mean
 from site_docstrings import parameters
 from site_pages import DOCS, EXAMPLES, FROM_ROOT, GROUPS, ROOT, errors_text, pages, schema_text
 
+import emrun
 from emrun.cli import emrun as commands
 from emrun.config.catalogue import listing
 from emrun.config.config import load_config
@@ -99,6 +101,28 @@ def test_every_class_command_and_base_has_a_page():
         assert {f"reference/{kind}/{name.lower()}.md" for name, _ in listing(kind)} <= pages().keys()
     assert {f"reference/commands/{name}.md" for name in commands.commands} <= pages().keys()
     assert all(f"## {name}\n" in pages()["reference/bases.md"] for name, _ in listing("bases"))
+
+
+def test_every_public_name_is_on_a_page_and_can_be_imported():
+    index = pages()["reference/python/index.md"]
+    found = {}
+    for name, text in pages().items():
+        if path := name.startswith("reference/python/") and re.match(r"# \w+\n\n`([\w.]+)`\n", text):
+            found[path[1]] = name
+    assert {f"emrun.{name}" for name in dir(emrun) if not name.startswith("_")} <= found.keys()
+    for path, name in found.items():
+        module, _, attribute = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), path
+        assert f"]({posixpath.basename(name)})" in index, path
+
+
+def test_what_a_page_imports_from_emrun_is_there():
+    found = set()
+    for text in (WRITTEN | pages()).values():
+        for module, names in re.findall(r"^ *(?:>>> )?from (emrun[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+            found |= {(module, name.split(" as ")[0].strip()) for name in names.split(",")}
+    assert len(found) > 10
+    assert [(module, name) for module, name in found if not hasattr(importlib.import_module(module), name)] == []
 
 
 def test_a_page_says_of_each_argument_what_it_is():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
@@ -65,7 +63,9 @@ def prepare_torchvision() -> None:
             library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
         for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        _LOG.warning(
+        import logging
+
+        logging.getLogger(__name__).warning(
             "torchvision was compiled for another build of torch than %s: its operators, such as nms of detection, "
             "cannot be called; transforms need none of them",
             torch.__version__,

@@ -1,4 +1,4 @@
-"""The command line: the only place that prints and exits.
+"""The command line: the only place that prints and exits; what `emrun --help` does not need is imported late.
 
 May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `launch`, `diagnosis`,
 `exports`.
@@ -15,20 +15,15 @@ import signal
 import sys
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
-from emrun.base.wording import sure
-from emrun.cli.completion import register
-from emrun.cli.failures import UsersCodeFailed, of_storage, report_and_end_by_signal
-from emrun.cli.output import errors_as_json, print_json
-from emrun.cli.problems import problems_of
-from emrun.cli.ranks import tell_failure
-from emrun.ranks.group import end_process
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GROUPS = {
     "Train": {
@@ -75,6 +70,8 @@ class _Commands(Mapping[str, click.Command]):
         module = vars(__import__(f"emrun.cli.{name.replace('-', '_')}", fromlist=[name]))
         command = next(value for value in module.values() if isinstance(value, click.Command) and value.name == name)
         if all("--json" not in parameter.opts for parameter in command.params):
+            from emrun.cli.output import errors_as_json
+
             errors_as_json(command)
         return command
 
@@ -95,6 +92,8 @@ class _Group(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command, without importing any."""
+        from click.shell_completion import CompletionItem
+
         named = [
             CompletionItem(name, help=text) for name, text in sorted(_TEXTS.items()) if name.startswith(incomplete)
         ]
@@ -104,12 +103,13 @@ class _Group(click.Group):
         """Run a command, and return its exit status; an exception that would end the process silently is a failure."""
         try:
             return super().invoke(ctx) or 0
-        except UsersCodeFailed as failed:
-            return tell_failure(failed.args[0])
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:
-            return tell_failure(of_storage(error))
+            from emrun.cli.failures import UsersCodeFailed, of_storage
+            from emrun.cli.ranks import tell_failure
+
+            return tell_failure(error.args[0] if isinstance(error, UsersCodeFailed) else of_storage(error))
 
 
 @click.group(
@@ -128,13 +128,18 @@ interrupted_start.end()
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
     status = _run()
-    end_process(status)
+    if "torch" in sys.modules:
+        from emrun.ranks.process_end import end_process
+
+        end_process(status)
     return status
 
 
 def _run() -> int:
     with censored_standard_error():
         if "_EMRUN_COMPLETE" in os.environ:
+            from emrun.cli.completion import register
+
             register()
         try:
             return int(emrun.main(standalone_mode=False))
@@ -142,9 +147,14 @@ def _run() -> int:
             error = _with_advice(raised) if isinstance(raised, click.NoSuchOption) else raised
             error.show()
             if "--json" in sys.argv[1:]:
+                from emrun.cli.output import print_json
+                from emrun.cli.problems import problems_of
+
                 print_json({"status": "failed", "exit_status": error.exit_code, "problems": problems_of(error)})
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
+            from emrun.cli.failures import report_and_end_by_signal
+
             report_and_end_by_signal(signal.SIGINT)
 
 
@@ -153,6 +163,8 @@ def _with_advice(error: click.NoSuchOption) -> click.NoSuchOption:
 
     It does not propose to delete a run.
     """
+    from emrun.base.wording import sure
+
     near = sure(
         error.option_name.lstrip("-"), [option.lstrip("-") for option in error.possibilities or () if option != "--rm"]
     )

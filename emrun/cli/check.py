@@ -212,7 +212,7 @@ def _check(config: Config, static: bool, ranks: int) -> Json | None:
             "--nproc needs --numerics, or model.strategy: without them, each process needs the memory of one alone"
         )
     if not static:
-        import_torch()
+        import_torch(config)
         from emrun.diagnosis.tryout import try_out
 
         return try_out(with_statistics(config), ranks)

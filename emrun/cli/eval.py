@@ -78,7 +78,7 @@ def evaluate(
         check_has_stream(evaluated, stream)
     if starts_ranks(nproc):
         return run_ranks(nproc)
-    import_torch()
+    import_torch(evaluated)
     from emrun.training.evaluate import evaluate as evaluate_stream, is_kept, kept_checkpoints
 
     # the checkpoints, and the results of those that were evaluated

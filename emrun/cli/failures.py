@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -26,6 +27,9 @@ from emrun.cli.output import only_json, print_json, so_far, wants_json
 from emrun.cli.problems import problems_of
 from emrun.config.import_finder import instead_of
 from emrun.ranks.group import meeting_place, misses_others, number_of_ranks
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
 
 # packages whose frames say nothing about the mistake
 _NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib", "PIL")
@@ -230,10 +234,15 @@ def words_before_sigterm() -> Iterator[None]:
         yield
 
 
-def import_torch() -> None:
+def import_torch(config: Config | None = None) -> None:
     """Import PyTorch; a slow import is logged.
 
     Meanwhile a signal ends the process at once: PyTorch's extension does not survive a Python exception, or loses it.
+    Python looks for no garbage, which would take a fifth of the time, and later not among what the import has made.
+
+    Args:
+        config: the config that is about to be built. If it has an optimizer, import also what PyTorch imports for the
+            first one.
     """
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     numbers = [number for number in ending if callable(signal.getsignal(number))]  # not one that is ignored
@@ -244,8 +253,24 @@ def import_torch() -> None:
         else:
             report_and_end_by_signal(number)
 
-    with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"):
-        import torch  # noqa: F401 - here, so that --help does not wait for it
+    with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"), _without_collections():
+        import torch
+
+        if config is not None and config.root.get("model", "optimizer") is not None:
+            import torch._dynamo  # noqa: F401 - likewise
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage in this block, nor ever what is there at its end."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def report_and_end_by_signal(number: int) -> NoReturn:

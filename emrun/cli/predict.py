@@ -91,7 +91,7 @@ def predict(
         check_has_stream(predicted, stream)
     if starts_ranks(nproc):
         return run_ranks(nproc)
-    import_torch()
+    import_torch(predicted)
     from emrun.training.predict import predict as predict_stream
 
     # the outputs

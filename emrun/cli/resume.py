@@ -56,11 +56,12 @@ def resume(
     ignore_early_requests()
 
     check_run(expanded(directory))
-    check_statically(read_config(directory, overrides))
+    config = read_config(directory, overrides)
+    check_statically(config)
     nproc = nproc or ranks_before(expanded(directory), _as_many)
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
-    import_torch()
+    import_torch(config)
     return resume_run(directory, overrides, checkpoint)
 
 

@@ -232,9 +232,7 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
     threads = threads_per_job(settings.jobs)
     if threads is not None:
         os.environ[THREADS] = str(threads)  # before PyTorch is imported
-    import_torch()
-    import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
-
+    import_torch(configs[0])
     import emrun.training.create
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
 

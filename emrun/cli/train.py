@@ -124,7 +124,7 @@ def train(
         check_free(output_dir)
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts, removes=removes)
-    import_torch()
+    import_torch(loaded)
     is_resumed = join().from_first("whether the run is resumed", resumed is not None and is_begun(resumed))
     from emrun.training.create import create_training
 

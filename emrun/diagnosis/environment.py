@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from emrun import __version__
 from emrun.base.wording import listed, size_of
 
 _FOR_DEVELOPERS = ("test", "dev", "bench")  # extras that no config needs
@@ -52,7 +53,7 @@ def inspect_environment() -> Environment:
 def _inspect_versions(environment: Environment) -> None:
     environment.facts.update(
         {
-            "emrun": metadata.version("emrun"),
+            "emrun": __version__,
             "Python": f"{platform.python_version()}, {sys.executable}",
             "PyTorch": f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'no CUDA'}",
         }

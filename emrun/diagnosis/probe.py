@@ -35,8 +35,9 @@ from emrun.diagnosis.rehearsal import is_tracker
 from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
-from emrun.ranks.group import end_process, leave, rank_of, ranks
+from emrun.ranks.group import leave, rank_of, ranks
 from emrun.ranks.pieces import rows_of
+from emrun.ranks.process_end import end_process
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
 from emrun.storage.checkpoints.manifest import FROZEN, TRAINED

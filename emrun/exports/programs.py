@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from emrun import __version__
 from emrun.base.errors import ExportError, HookError, MissingExtra, UsageError
 from emrun.base.preparations import named_classes
 from emrun.base.types import Json
@@ -94,7 +95,7 @@ def _write(options: Options, name: str) -> Export:
             trace = Trace(program, example, dynamic)
         check_alone(program, first, allowed)
         names = list(cases[0].outputs)
-        versions: Json = {each: importlib.metadata.version(each) for each in ("emrun", "torch")}
+        versions: Json = {"emrun": __version__, "torch": importlib.metadata.version("torch")}
         versions["python"] = platform.python_version()
         if options.to == "onnx":
             versions |= {each: importlib.metadata.version(each) for each in _PACKAGES}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from emrun import __version__
 from emrun.base.errors import ExportError
 from emrun.base.preparations import PREPARATION
 from emrun.base.temporary import temporary_folder
@@ -97,7 +98,10 @@ def write_weights_or_adapter(options: Options) -> Export:
         node = measured.plan.config.get("model", "module")
         facts["module"] = None if node is None else node.plain()
         facts |= {**described_data(measured), "run": run}
-        facts["versions"] = {each: importlib.metadata.version(each) for each in ("emrun", "torch", "safetensors")}
+        facts["versions"] = {
+            "emrun": __version__,
+            **{each: importlib.metadata.version(each) for each in ("torch", "safetensors")},
+        }
         describe(folder, facts, card_of(measured, options.license, facts))
         files = names_in(folder)
     lines = [f"loaded strictly {where}; the outputs on {case.what} differ at most by:"]

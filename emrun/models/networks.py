@@ -159,12 +159,23 @@ class PictureNet(nn.Module):
         self.net = models.get_model(model, weights=None, num_classes=classes)
 
     def _pretrained(self) -> Values:
-        """Return the entry of `init_from` for the weights of torchvision, which only a new run reads."""
+        """Return the entry of `init_from` for the weights of torchvision, which only a new run reads.
+
+        Raises:
+            ArgumentError: they are not there and cannot be downloaded.
+        """
         from torchvision import models
 
         weights = models.get_model_weights(self._model).DEFAULT
-        weights.get_state_dict(progress=False, check_hash=True)  # downloads the file, unless it is there
         file = Path(hub.get_dir(), "checkpoints", Path(weights.url).name)
+        try:
+            weights.get_state_dict(progress=False, check_hash=True)  # downloads the file, unless it is there
+        except (OSError, RuntimeError) as error:  # the latter, if the file has another checksum than its name says
+            raise ArgumentError(
+                "pretrained",
+                f"{weights.url} cannot be downloaded ({getattr(error, 'reason', error)}); copy that file to {file}, "
+                "or write false, to begin with random weights",
+            ) from error
         return {"path": str(file), "rename": {"^": "net."}, "on_mismatch": "skip"}
 
     def forward(self, image: Tensor) -> Tensor:

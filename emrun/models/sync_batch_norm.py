@@ -65,7 +65,9 @@ class SynchronisedBatchNorm:
                 )
         self._parts = list(found.values()) if ranks().several else []
         for part in self._parts:
-            part.forward = MethodType(_forward, part)  # type: ignore[method-assign]  # a deep copy binds its copy
+            # what is compiled ends before a message
+            uncompiled: Any = torch.compiler.disable(_forward)  # type: ignore[no-untyped-call]
+            part.forward = MethodType(uncompiled, part)  # type: ignore[method-assign]  # a deep copy binds its copy
         self._counts = True
 
     def begin(self, rows: int) -> None:
@@ -76,7 +78,6 @@ class SynchronisedBatchNorm:
                 part.__dict__[_COUNTS] = self._counts
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # what is compiled ends before a message
 def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
     """Normalise an input of shape (B, C, ...); in evaluation mode as BatchNorm itself."""
     forward = type(self).forward.__get__(self)

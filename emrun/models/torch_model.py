@@ -254,7 +254,7 @@ class TorchModel(ModuleModel):
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
         elif own is not None:
-            self.load_initial = lambda: self._begin_with(InitFrom.read_all(own()))
+            self.load_initial = partial(self._begin_with_own, own)
         # the step
         self.iterations_per_update = accumulate
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
@@ -367,6 +367,14 @@ class TorchModel(ModuleModel):
         """Load other weights to begin with; see `AbstractModel.load_initial`."""
         self.load_initial = None
         return begin_with(self.module, init_from)
+
+    def _begin_with_own(self, find: Callable[[], Values]) -> Json:
+        """Load the weights that the module names; an error about its argument is one about `module`."""
+        try:
+            found = find()
+        except ArgumentError as error:
+            raise ArgumentError(f"module.{error.argument}", error.message) from error
+        return self._begin_with(InitFrom.read_all(found))
 
     def _note_size(self, size: int) -> None:
         """Write a `micro_batch_size` that was found to the config of the run."""

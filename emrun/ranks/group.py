@@ -7,17 +7,15 @@ exchange goes through `Ranks`; PyTorch is imported when they join.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import hmac
 import io
 import os
 import pickle
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -387,6 +385,11 @@ _waits_since: float | None = None
 _longest_wait = _LONGEST_WAIT
 
 
+def has_joined() -> bool:
+    """Return whether this process has ever joined others."""
+    return _has_joined
+
+
 def waits_since() -> float | None:
     """Return since when this rank waits for others, on the clock `monotonic`; None if it does not."""
     return _waits_since
@@ -550,23 +553,6 @@ def _met(store: Store, rank: int, size: int) -> Store:
         if monotonic() > ends_at:
             raise ValueError(f"not all of them are there after {_PATIENCE.total_seconds():g} seconds")
         sleep(_LOOK)
-
-
-def end_process(status: int) -> None:
-    """End this process at once if it has joined others, after its threads and Python's handlers at exit.
-
-    Otherwise a thread of PyTorch that still runs now and then aborts the process while the libraries are unloaded.
-    """
-    if not _has_joined:
-        return
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
-    with suppress(OSError, ValueError, AttributeError):  # the reader of the output has ended
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
 
 
 def leave(*, waits: bool = True) -> None:

@@ -1,5 +1,6 @@
 """What the commands print of an error in the user's code: its frames, message and notes, and where the rest is."""
 
+import gc
 import io
 import json
 import shutil
@@ -9,10 +10,11 @@ from click import BadParameter
 from PIL import Image
 
 from emrun.base.errors import StreamError
-from emrun.cli import emrun as commands
+from emrun.cli import emrun as commands, failures
 from emrun.cli.failures import print_failure
 
 MINE = """
+import gc
 import io
 import os
 import sys
@@ -342,3 +344,26 @@ def test_an_empty_path_is_an_error_and_not_the_current_directory(project, monkey
     with pytest.raises(BadParameter, match="the path is empty, perhaps because a variable is not set"):
         commands.main([*command.split(), ""], standalone_mode=False)
     assert sorted(each.name for each in project().iterdir()) == ["c.yaml", "mine.py"]
+
+
+def test_while_pytorch_is_imported_no_garbage_is_collected_and_what_it_made_is_never_looked_at():
+    with failures._without_collections():
+        assert not gc.isenabled()
+        made = []
+    try:
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        assert not any(each is made for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+def test_collections_that_were_off_stay_off():
+    gc.disable()
+    try:
+        with failures._without_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -161,7 +161,7 @@ def test_classes_are_stratified_as_scikit_learn_does(make, tmp_path):
 
 @pytest.mark.parametrize("make", [csv, npz, parquet, hugging_face])
 def test_a_group_is_in_one_part_and_the_last_rows_are_evaluated(make, tmp_path):
-    dataset = make(tmp_path, split={"test": 0.3, "group": "patient"})
+    dataset = make(tmp_path, split={"test": 0.3, "by": None, "group": "patient"})
     _, test = next(GroupShuffleSplit(1, test_size=0.3, random_state=0).split(NUMBERS, groups=GROUPS))
     assert rows_of(dataset, "test") == test.tolist()
     dataset = make(tmp_path, split={"valid": 0.2, "test": 0.1, "time": "date"})
@@ -361,7 +361,7 @@ def test_classes_are_drawn_evenly_in_any_process_and_exactly_at_a_resume(make, t
         ({"valid": 1}, "split.valid", "1 is not a share above 0 and below 1, such as 0.2"),
         ({"valid": True}, "split.valid", "True is not a share"),
         ({"valid": 0.5, "test": 0.5}, "split.test", "the shares of valid and test leave nothing to train on"),
-        ({"valid": 0.2, "by": "label", "group": "patient"}, "split.group", "by, group exclude each other; keep one"),
+        ({"valid": 0.2, "by": "label", "group": "patient"}, "split.group", "keep one of them; `by: null` leaves out"),
         ({"valid": 0.2, "by": "lable"}, "split.by", "has no column 'lable'; did you mean 'label'?"),
         ({"valid": 0.2, "by": 3}, "split.by", "3 is not the name of a column"),
         ({"valid": 0.2, "seed": -1}, "split.seed", "-1 is not a whole number"),

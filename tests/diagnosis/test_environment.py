@@ -4,13 +4,14 @@ from importlib import metadata
 
 import torch
 
+import emrun
 from emrun.diagnosis.environment import inspect_environment
 
 
 def test_versions_and_devices_are_found():
     found = inspect_environment()
     assert found.problems == []
-    assert found.facts["emrun"] == metadata.version("emrun")
+    assert found.facts["emrun"] == emrun.__version__
     assert found.facts["PyTorch"].startswith(torch.__version__)
     packages = ("scikit-learn", "torchmetrics")
     assert found.facts["extra metrics"] == ", ".join(f"{name} {metadata.version(name)}" for name in packages)

@@ -1,10 +1,13 @@
 """The modules of emrun's bases."""
 
+import re
+from urllib.error import URLError
+
 import pytest
 import torch
 
-from emrun import TorchModel
-from emrun.base.errors import ArgumentError
+from emrun import TorchModel, create_training
+from emrun.base.errors import ArgumentError, ConfigError
 from emrun.models.networks import MaskNet, PictureNet, SeriesNet, TableNet, TextNet, chat_model, text_model
 
 
@@ -64,6 +67,41 @@ def test_a_new_run_begins_with_the_weights_of_torchvision_and_an_evaluation_does
     model.load_initial()
     torch.testing.assert_close(module.net.features[0].weight, known.features[0].weight)
     assert module(torch.zeros(1, 1, 64, 64)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "error", [URLError(OSError("Name or service not known")), RuntimeError("invalid hash value")], ids=str
+)
+def test_weights_that_cannot_be_downloaded_are_an_error_at_their_line(error, tmp_path, monkeypatch):
+    models = pytest.importorskip("torchvision.models")
+
+    class Unreachable(Weights):
+        @classmethod
+        def get_state_dict(cls, **options):
+            raise error
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(models, "get_model_weights", lambda name: type("Enum", (), {"DEFAULT": Unreachable}))
+    (tmp_path / "c.yaml").write_text(
+        "dataset: {class: Digits}\n"
+        "model:\n"
+        "  module:\n"
+        "    class: emrun.models.networks.PictureNet\n"
+        "    classes: 10\n"
+        "    model: squeezenet1_1\n"
+        "    pretrained: true\n"
+        "  loss: {class: CrossEntropyLoss, inputs: [logits, label]}\n"
+        "  outputs: [logits]\n"
+        "  optimizer: {class: SGD, lr: 0.1}\n"
+        "hooks: [{StopAfter: {epochs: 1}}]\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        create_training(tmp_path / "c.yaml", output_dir=tmp_path / "run")
+    message = str(raised.value)
+    assert re.search(r"c\.yaml:7:17: model\.module\.pretrained: https://example\.org/weights-1a2b\.pth cannot", message)
+    assert str(getattr(error, "reason", error)) in message
+    assert f"copy that file to {tmp_path / 'hub' / 'checkpoints' / 'weights-1a2b.pth'}, or write false" in message
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_model_is_answered_with_the_nearest():

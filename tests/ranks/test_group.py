@@ -12,7 +12,7 @@ from in_ranks import Failed, in_ranks, results_of
 
 from emrun.base.errors import RankFailed, UsageError
 from emrun.ranks import group as emrun_ranks
-from emrun.ranks.group import Ranks, end_process, join, leave, number_of_ranks, ranks
+from emrun.ranks.group import Ranks, has_joined, join, leave, number_of_ranks, ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -305,7 +305,7 @@ def test_without_a_launcher_there_is_one_rank():
     assert number_of_ranks({}) == 1
     assert join({}) is ranks()
     leave()
-    end_process(3)  # has never joined others
+    assert not has_joined()
     assert not ranks().several
 
 
