@@ -29,7 +29,7 @@ setup: $(INSTALLED)  ## Create the virtual environment .venv with emrun and all 
 # torch is installed first and pinned, so that no other package installs another build of it; torchvision in a folder of
 # its own, which only the tests use: torchmetrics imports torchvision, and beside torch for CPUs that is an error
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing PyTorch and emrun into $(VENV); this takes about five minutes, without further output."
+	@echo "Installing PyTorch and emrun into $(VENV); this takes two to five minutes, without further output."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) --editable '.[dev]'
