@@ -70,6 +70,17 @@ class DataNumber(str):
         return ConfigError(Problem(self.position, "", message, "config.interpolation"))
 
 
+def with_numbers(value: Any, numbers: Mapping[str, int]) -> Any:
+    """Return a value of a config in plain types with the numbers of the data in it, as far as they are known."""
+    if isinstance(value, DataNumber):
+        return numbers.get(value.name, value)
+    if isinstance(value, dict):
+        return {key: with_numbers(each, numbers) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(each, numbers) for each in value]
+    return value
+
+
 def misplaced(tree: Node) -> Iterator[Problem]:
     """Yield the problems of numbers of the data outside the sections that are built after the dataset."""
     for path, node, _ in tree.places():

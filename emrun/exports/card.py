@@ -157,7 +157,7 @@ def _statistics(measured: Measured) -> Iterator[Statistic]:
 
 def _data(measured: Measured) -> str:
     """Return the name of the data: the class of the dataset, and the first file, folder or name that the config has."""
-    section = measured.run.written.get("dataset")
+    section = measured.in_config("dataset")
     given = section.items() if isinstance(section, dict) else ()
     places = [Path(value).name for key, value in given if key != "class" and isinstance(value, str)]
     return " ".join([type(measured.training.dataset).__name__, *places[:1]])

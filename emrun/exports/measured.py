@@ -15,6 +15,7 @@ from emrun.base.errors import StreamError
 from emrun.base.sources import examples_of
 from emrun.base.types import Json
 from emrun.config.config import Config
+from emrun.config.data_numbers import with_numbers
 from emrun.config.override_keys import streams_of
 from emrun.config.plan import Plan
 from emrun.config.signatures import parameters_of
@@ -69,6 +70,11 @@ class Measured:
     statistics: Sequence[Statistic]
     rows: Mapping[str, int]
     checkpoint: tuple[Path, Manifest] | None
+
+    def in_config(self, *path: str) -> Any:
+        """Return a value of the config in plain types, with references and numbers of the data replaced."""
+        node = self.plan.config.get(*path)
+        return None if node is None else with_numbers(node.plain(), self.training.prepared.numbers)
 
 
 def measure(options: Options) -> Measured:

@@ -239,12 +239,11 @@ def described_data(measured: Measured) -> Json:
     names = named_classes(training.dataset) or {}
     classes = {str(key): list(map(str, each)) for key, each in names.items()} if isinstance(names, Mapping) else None
     hooks = [type(each) for each in training.main_loop.hooks]
-    model = measured.run.written.get("model")
     return {
         "classes": list(map(str, names)) if classes is None else classes,
         "preparation": {
             "before": training.prepared.made,
             "hooks": [each.__name__ for each in hooks if each.before_batch is not AbstractHook.before_batch],
-            "inputs": model.get("inputs") if isinstance(model, dict) else None,
+            "inputs": measured.in_config("model", "inputs"),
         },
     }

@@ -95,8 +95,7 @@ def write_weights_or_adapter(options: Options) -> Export:
         facts: Json = {"format": 1, "kind": options.to, "inputs": [], "outputs": [], "comparison": comparison}
         facts["program"] = FILE if options.to != "adapter" else "adapter_model.safetensors"
         facts["class"] = f"{type(module).__module__}.{type(module).__qualname__}"
-        node = measured.plan.config.get("model", "module")
-        facts["module"] = None if node is None else node.plain()
+        facts["module"] = measured.in_config("model", "module")
         facts |= {**described_data(measured), "run": run}
         facts["versions"] = {
             "emrun": __version__,
