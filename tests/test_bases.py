@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,19 @@ def test_four_lines_train_well_and_the_run_needs_neither_the_base_nor_the_data(b
     (tmp_path / "run").rename(tmp_path / "copy")
     model = load_run("copy").model
     assert sum(each.numel() for each in model.module.parameters()) > 100
+
+
+@pytest.mark.parametrize(
+    "base",
+    [name if name in ("tabular", "chat") else pytest.param(name, marks=pytest.mark.campaign) for name in VARS],
+    indirect=True,
+)
+def test_a_new_run_of_a_base_begins_on_two_ranks(base, emrun, run_directory):
+    done = emrun("train", "c.yaml", "vars.epochs=1", "--nproc", "2", ranks=2)
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads((run_directory("log") / "preparation.json").read_text())["numbers"]
+    create_training("c.yaml", output_dir="alone").main_loop.close()
+    assert json.loads(Path("alone/preparation.json").read_text())["numbers"] == numbers
 
 
 @pytest.mark.parametrize("name", bases())

@@ -13,7 +13,7 @@ from code_habits import ROOT, RULES
 LEFT = {
     "datasets": {"R5": 4, "R6": 3, "R9": 1},
     "emrun": {"R5": 2, "R10": 1},
-    "emrun/base": {"R5": 2},
+    "emrun/base": {"R5": 1},
     "emrun/cli": {"R5": 3},
     "emrun/config": {"R5": 2, "R6": 1},
     "emrun/diagnosis": {"R5": 22, "R6": 1},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -123,7 +124,7 @@ def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _forward_before(part: Module) -> Any:
-    return part.__dict__[_OF_INSTANCE] or MethodType(type(part).forward, part)
+    return part.__dict__[_OF_INSTANCE] or partial(type(part).forward, part)
 
 
 def _buffers(part: Module) -> dict[str, str]:

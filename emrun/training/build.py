@@ -12,7 +12,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem, fitting_torchvision
-from emrun.base.preparations import PREPARATION, Preparations
+from emrun.base.preparations import PREPARATION, Preparations, data_numbers
 from emrun.base.randomness import seed_everything, sole_use
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.terminal import restore_logging
@@ -101,7 +101,8 @@ def assemble(
     supplied[PREPARATION] = prepared
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
     if dataset is None and plan.dataset.wants(PREPARATION) and ranks().is_first:
-        ranks().from_first(PREPARATION, (prepared.made, prepared.numbers))
+        numbers = data_numbers(supplied["dataset"]) | prepared.numbers  # on other ranks, the dataset reads no rows yet
+        ranks().from_first(PREPARATION, (prepared.made, numbers))
     if classes is not None:
         restore_classes(supplied["dataset"], classes)
     if not is_evaluation:

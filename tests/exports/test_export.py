@@ -191,6 +191,21 @@ def test_a_program_has_the_scaling_inside_and_neither_the_labels_nor_the_loss(se
     assert torch.allclose(program(inputs)["scaled"], torch.tensor((51 / 255 - 0.4) / 0.2))
 
 
+def test_the_description_has_the_values_of_references_and_numbers_of_the_data(tmp_path, monkeypatch):
+    rows = "\n".join(f"{row},{row % 3},{'ab'[row % 2]}" for row in range(40))
+    (tmp_path / "rows.csv").write_text(f"x,z,y\n{rows}\n")
+    monkeypatch.chdir(tmp_path)
+    given = "train: rows.csv, target: y, numbers: [x, z], epochs: 1, batch_size: 8"
+    (tmp_path / "config.yaml").write_text(f"extends: emrun:tabular\nvars: {{{given}}}\nseed: 1\n")
+    emrun.create_training("config.yaml", output_dir="run").main_loop.run_training()
+    for form in ("onnx", "safetensors"):
+        place = emrun.export("run", to=form, output=tmp_path / form).place
+        facts = (place / "export.json").read_text()
+        assert "${" not in facts
+        assert '"name": "Table rows.csv"' in (place / "README.md").read_text()
+    assert json.loads(facts)["module"]["numbers"] == 2
+
+
 def test_the_card_tells_the_run_and_shows_names_with_markup_as_they_are(several):
     _, export = several
     card = (export.place / "README.md").read_text()
