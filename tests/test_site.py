@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 from sentences import LONGEST, MEAN, longest, mean
 from site_docstrings import parameters
-from site_pages import DOCS, EXAMPLES, FROM_ROOT, GROUPS, ROOT, errors_text, pages, schema_text
+from site_pages import DOCS, EXAMPLES, FROM_ROOT, GROUPS, ROOT, errors_text, pages, quoted, schema_text
 
 import emrun
 from emrun.cli import emrun as commands
@@ -183,6 +183,18 @@ def test_the_files_for_programs_are_those_of_the_commands():
     codes = [row["code"] for row in json.loads(errors_text())]
     assert len(codes) == len(set(codes)) > 30
     assert all(row["cause"] and row["cure"] for row in json.loads(errors_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("such as sweep.objective=valid/loss/mean.", "such as `sweep.objective=valid/loss/mean`."),
+        ("{low: 1.0e-5, high: 1.0e-2}", "{low: 1.0e-5, high: 1.0e-2}"),
+        ("such as apache-2.0", "such as apache-2.0"),
+    ],
+)
+def test_the_help_of_a_command_has_whole_overrides_as_code_and_no_numbers(text, marked):
+    assert quoted(text) == marked
 
 
 def test_every_page_that_code_or_a_message_names_exists():

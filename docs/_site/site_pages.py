@@ -52,7 +52,11 @@ ELSEWHERE = {
 _HIDDEN = "DownloadableDataset"  # a base of datasets
 _OF_LOOP = "emrun.loop.main_loop.MainLoop"
 _OF_SWEEP = "emrun.launch.settings.Sweep"
-_LITERAL = re.compile(r"(?<![\w`'])('[^']+=[^']*'|--[\w-]+|~?[\w]+(?:\.[\w]+)+(?:=[\w.]+)?|~[\w.]+)(?![\w`])")
+_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"  # no number and no version
+_VALUE = r"[\w./-]*\w"
+_LITERAL = re.compile(
+    rf"(?<![\w`'./-])('[^'\s]+[=<>][^']*'|--[\w-]+|(?!e\.g\b)~?{_DOTTED}(?:={_VALUE})?|~\w+)(?![\w`])"
+)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
