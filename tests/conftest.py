@@ -43,7 +43,7 @@ WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # as in a background job of a shell or under nohup
         signal.signal(number, handler)
-multiprocessing.set_start_method("fork")  # Python's default before 3.14; tests name the other methods
+multiprocessing.set_start_method("fork", force=True)  # Python's default before 3.14; tests name the other methods
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
 if str(VISION[0]) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # for the processes that tests start
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *map(str, VISION)]))
