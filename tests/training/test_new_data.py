@@ -591,6 +591,7 @@ def test_the_command_takes_a_stream_or_data():
         ([], "Missing argument 'STREAM'; for data that the run has not seen, write --data PATH"),
         (["new", "--overwrite"], "the stream 'new' is that of new data: emrun predict RUN --data PATH"),
         (["--data", ""], "the path is empty"),
+        (["./new.csv"], "; for new data, write --data ./new.csv"),
     ):
         status, told = call(*words)
         assert status == 2
