@@ -62,6 +62,11 @@ class Pair(Trials):
         self.trials = trials
         self._instead = instead
 
+    def called(self, trial: Trial) -> str:
+        """Return what the log calls a trial, with its side."""
+        side = "AB"[self.trials.index(trial)]
+        return f"{side}, {super().called(trial)}"
+
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiment; the two trials of a config that is compared with itself are one."""
         yield Experiment({}, tuple(dict.fromkeys(self.trials)))
