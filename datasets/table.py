@@ -153,6 +153,7 @@ class Table(PreparedColumns):
         self._columns = columns
         self._memory_map = memory_map
         self._id = id
+        self._needed: Strings = ()
         self._dtypes: dict[str, np.dtype[Any]] = {}  # source -> its dtype in all streams
         self._shapes: Mapping[str, tuple[int, ...]] = {}  # of an example
         forms = ColumnForms(fill, categories, normalize, window["future_of"] if window is not None else ())
@@ -184,7 +185,13 @@ class Table(PreparedColumns):
             raise ArgumentError(name, f"{found} is neither a .npz, .csv or .parquet file, nor {{source: file.npy}}")
         may_lack = is_new or (bool(self._kept) and name != "train")
         rows.lay_out(self._forms, columns, self._id, self._helpers, may_lack=may_lack)
+        if is_new and columns and isinstance(rows, _Csv):
+            rows.check_has([name for source in self._needed for name in _listed(columns.get(source, ()))])
         return {name: rows}
+
+    def need(self, sources: Strings) -> None:
+        """Refuse new data that lack a column of one of these sources, which a model reads."""
+        self._needed = sources
 
     def _complete(self, name: str, part: Any) -> Part:
         is_new = name == "train" and not self._kept
@@ -643,7 +650,11 @@ class _Csv(_Rows):
 
     def check_columns(self) -> None:
         """Check that the file has the columns of the layout, each once."""
-        for name in self.to_fill():
+        self.check_has(self.to_fill())
+
+    def check_has(self, names: Strings) -> None:
+        """Check that the file has these columns, each once."""
+        for name in names:
             self._check("columns", name)
 
     def to_fill(self) -> Strings:

@@ -27,12 +27,13 @@ from emrun.launch.pairs import (
     Pair,
     changed_examples,
     check_comparable,
-    direction_of,
+    condition_of,
     finished_runs,
     has_value,
     judge,
     pairs_of,
     train_only,
+    watched_by,
     whole,
     worst_for_missing,
 )
@@ -40,7 +41,6 @@ from emrun.launch.results import Result, result_of
 from emrun.launch.settings import Condition, Sweep
 from emrun.launch.sweep import SweepLoop
 from emrun.launch.trials import Trial, Trials, identity
-from emrun.runs.summaries import chosen_by
 
 
 def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -157,16 +157,13 @@ def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tu
     Raises:
         UsageError: the statistic is not an address, or nothing tells which values are better.
     """
-    entries = config.get("hooks") or ()
-    saves = (entry["SaveBest"] for entry in entries if isinstance(entry, dict) and "SaveBest" in entry)
-    watched, best = chosen_by(next(saves, None))
-    address = metric or watched
+    address = metric or watched_by(config)[0]
     address += "/mean" if address.count("/") == 1 else ""
     if address.count("/") < 2:
         raise UsageError(f"--metric {metric}: write STREAM/VARIABLE or STREAM/VARIABLE/AGGREGATION, as valid/accuracy")
     if wants_max is not None:
         return address, "max" if wants_max else "min"
-    condition = best if address == watched else direction_of(address.split("/")[1])
+    condition = condition_of(config, address)
     if condition is None:
         raise UsageError(f"nothing tells whether larger or smaller values of {address} are better; add --max or --min")
     return address, condition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -88,7 +89,8 @@ def predict(
     predicted = read_over(expanded(directory), config).overlaid(stream, overrides)
     check_statically(predicted)
     if data is None:
-        check_has_stream(predicted, stream)
+        advice = f"; for new data, write --data {shlex.quote(stream)}" if expanded(stream).exists() else ""
+        check_has_stream(predicted, stream, advice)
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch(predicted)

@@ -26,6 +26,7 @@ from emrun.cli.trial import COMMAND, arguments, check_objective, main
 from emrun.config.config import Config, load_config
 from emrun.config.plan import Plan, check_statically, with_statistics
 from emrun.launch.jobs import THREADS, Jobs, threads_per_job
+from emrun.launch.pairs import condition_of
 from emrun.launch.parameters import read_parameters
 from emrun.launch.results import DONE, Ranked, Result, as_dict, ranked, result_of, summary_of
 from emrun.launch.settings import Sweep
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from emrun.launch.search import Search
 
 _MOST_RUNS = 100_000  # of a grid, which is listed before the first trial
+_NOT_COMPARED = (
+    "nothing was compared: the sweep has no objective; repeat the command with --status and "
+    "sweep.objective=valid/loss/mean, and sweep.condition=max if larger values are better"
+)
 
 
 @click.command()
@@ -129,8 +134,11 @@ def _settings(loaded: Config) -> Sweep:
     if section is not None and not isinstance(section.value, dict | None):
         check_statically(loaded)
     try:
-        values = None if section is None else section.plain()
-        return Sweep(**(values or {}))
+        values = (None if section is None else section.plain()) or {}
+        settings = Sweep(**values)
+        if settings.objective is not None and "condition" not in values:
+            settings.condition = condition_of(loaded, settings.objective) or "min"
+        return settings
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise
@@ -262,6 +270,9 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
             f"warning: {counted(len(changed), 'trial')} of other code than there is now (changed: "
             f"{listed(_changed(changed))}); delete their directories to train them again"
         )
+    finished = [result for _, results in experiments for result in results if result.status == "finished"]
+    if settings.objective is not None and finished and all(result.value is None for result in finished):
+        print_error(f"warning: no finished trial has a value of {settings.objective}")
     if as_json:
         rows = [as_dict(*experiment, trials.parameters) for experiment in experiments]
         whole = {
@@ -293,6 +304,8 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
         lines.append(row)
     headers = [name for name, _ in lines[0]] if lines else names
     click.echo(table([[cell for _, cell in row] for row in lines], headers))
+    if settings.objective is None:
+        click.echo(_NOT_COMPARED)
 
 
 def _changed(results: Sequence[Result]) -> list[str]:

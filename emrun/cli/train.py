@@ -215,6 +215,7 @@ def run(training: Training, then_eval: Sequence[str] = (), *, keeps: bool = True
     tell_directory(training.output_dir)
     if wants_json():
         training.main_loop.time.count_examples()
+    before = training.main_loop.iterations_done
     try:
         with only_json():
             outcome = training.main_loop.run_training()
@@ -259,6 +260,8 @@ def run(training: Training, then_eval: Sequence[str] = (), *, keeps: bool = True
         print_json({**run_as_json(training.output_dir, training), **evaluated, "exit_status": outcome.exit_status})
 
     # how it has ended
+    if outcome.status == "finished" and before == training.main_loop.iterations_done > 0 and not is_follower():
+        print_error(f"nothing was trained: {outcome.reason}")
     if outcome.warning is not None and not is_follower():
         print_error(f"warning: {outcome.warning}")
     if outcome.status == "interrupted":

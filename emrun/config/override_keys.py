@@ -67,15 +67,20 @@ def streams_of(config: Config) -> list[str]:
     return list(streams or ())
 
 
-def check_has_stream(config: Config, name: str) -> None:
+def check_has_stream(config: Config, name: str, advice: str = "") -> None:
     """Check that the dataset of a config has a stream, as far as its source says.
+
+    Args:
+        config: the config.
+        name: the name of the stream.
+        advice: what the error says at its end.
 
     Raises:
         UsageError: there is no such stream.
     """
     known = streams_of(config)
     if known and name not in (*known, NEW):  # of which another error says what it is
-        raise UsageError(f"the dataset has no stream {name!r}{meant_of(name, known)}")
+        raise UsageError(f"the dataset has no stream {name!r}{meant_of(name, known)}{advice}")
 
 
 def _keys_in(node: Node) -> dict[str, bool]:

@@ -275,10 +275,14 @@ class Planner:
             rest = {k: with_texts(v, parameters.hint(k)) for k, v in rest.items()}
         if is_import:
             for name, child in rest.items():
+                what = f"unknown argument {name!r}; 'import' names an object that is not called"
+                if "inputs" in own_keys:  # of a function that is called with each batch
+                    call = f"class: functools.partial, args: [{{import: {node.value['import'].shown()}}}]"
+                    what += f"; write {{{call}, {name}: {child.shown()}, inputs: [...]}}"
                 self._problem(
                     child,
                     key,
-                    f"unknown argument {name!r}; 'import' names an object that is not called",
+                    what,
                     "config.unknown-key",
                     "delete",
                 )

@@ -31,6 +31,7 @@ from emrun.launch.trials import Experiment, Trial, Trials, digest_of, identity
 from emrun.runs.config_comparison import differences
 from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import StoredRun
+from emrun.runs.summaries import chosen_by
 from emrun.storage.code.files import Key, recorded_batches
 from emrun.storage.files import read_regular
 from emrun.storage.run import METRICS
@@ -60,6 +61,11 @@ class Pair(Trials):
         super().__init__(side.config, (), side.settings, side.directory)
         self.trials = trials
         self._instead = instead
+
+    def called(self, trial: Trial) -> str:
+        """Return what the log calls a trial, with its side."""
+        side = "AB"[self.trials.index(trial)]
+        return f"{side}, {super().called(trial)}"
 
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiment; the two trials of a config that is compared with itself are one."""
@@ -215,6 +221,23 @@ def check_comparable(a: Node, b: Node, variable: str, may_differ: Sequence[str] 
 def _below(keys: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the keys that are among some names, or below one of them."""
     return [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in names)]
+
+
+def condition_of(config: Config, address: str) -> Condition | None:
+    """Return whether smaller or larger values of a statistic are better; None if nothing tells.
+
+    The hook `SaveBest` of the config tells it of the variable that the hook watches, and else the name of the variable.
+    """
+    watched, best = watched_by(config)
+    stream, variable = address.split("/")[:2]
+    return best if watched.split("/")[:2] == [stream, variable] else direction_of(variable)
+
+
+def watched_by(config: Config) -> tuple[str, Condition]:
+    """Return the statistic by which `SaveBest` of a config chooses, and whether smaller or larger values are better."""
+    entries = config.get("hooks") or ()
+    saves = (entry["SaveBest"] for entry in entries if isinstance(entry, dict) and "SaveBest" in entry)
+    return chosen_by(next(saves, None))
 
 
 def direction_of(variable: str) -> Condition | None:

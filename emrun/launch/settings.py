@@ -37,7 +37,9 @@ class Sweep:
         repeats: the number of seeds with which each combination is trained. The first is the seed of the config.
         folds: the number of values 0, 1, ... of `vars.fold` with which each combination is trained.
         objective: the statistic by which trials are compared, such as `valid/loss/mean`.
-        condition: `min` if smaller values are better, `max` if larger values are better.
+        condition: `min` if smaller values are better, `max` if larger values are better. Without it, `SaveBest` of the
+            config tells it if the hook watches the variable of the objective, or else a name such as `accuracy`; if
+            nothing tells, `min`.
         epoch: whether the value of a trial is that of its `best` epoch or of its `last` one.
         pruner: a pruner of Optuna (extra `sweep`), which ends trials that are worse than others: `median`, or with
             arguments `{median: {n_warmup_steps: 3}}`.

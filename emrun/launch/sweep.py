@@ -319,7 +319,8 @@ class SweepLoop:
             parts.append(f"seed={ended.trial.seed}")
         if ended.trial.fold is not None:
             parts.append(f"fold={ended.trial.fold}")
-        return f"{ended.trial.directory.name} ({', '.join(parts)})" if parts else ended.trial.directory.name
+        name = self._trials.called(ended.trial)
+        return f"{name} ({', '.join(parts)})" if parts else name
 
 
 _UNKNOWN = Result("running")

@@ -98,6 +98,10 @@ class Trials:
         """The code of the user as it is now."""
         self._known: dict[Path, Experiment | None] = {}
 
+    def called(self, trial: Trial) -> str:
+        """Return what the log calls a trial."""
+        return trial.directory.name
+
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiments of all combinations; the values of the last parameter change first."""
         names = [parameter.name for parameter in self.parameters]

@@ -392,11 +392,10 @@ class Calculation:
         source = self.inputs[1] if len(self.inputs) > 1 else None
         self._counts = getattr(dataset, "class_counts", lambda source: None)(source)
         if self._counts is None:
-            raise ArgumentError(
-                f"{self.key}.weight",
-                f"the run keeps no counts of the classes of {source!r}, its second input; write split: {{valid: 0.2, "
-                f"by: {source}}} in the dataset, or a list with the weight of each class",
-            )
+            what = f"the run keeps no counts of the classes of {source!r}, its second input; write "
+            if "split" in inspect.signature(type(dataset)).parameters:
+                what += f"split: {{valid: 0.2, by: {source}}} in the dataset, or "
+            raise ArgumentError(f"{self.key}.weight", f"{what}a list with the weight of each class")
 
     def _begin_balanced(self, *arguments: Any) -> Any:
         """Calculate a balanced loss for the first time, when its first input tells the number of classes.

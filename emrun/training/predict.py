@@ -171,6 +171,8 @@ def predict(
             training.model.without_measures()
         else:
             training.model.predict_only()
+        if is_new_data:
+            getattr(training.dataset, "need", lambda sources: None)(training.model.input_names)
         loop = training.main_loop
         saver.dataset = training.dataset
         loop.change_hooks([*loop.hooks, saver])

@@ -58,6 +58,7 @@ def test_finished_runs_are_not_trained_again(project, emrun):
     assert [Path(each[1]).parent.name for each in places] == ["runs", "runs"]
     assert "the run log/a has the config and the seed of a pair, and is not trained again" in done.stderr
     assert "(2 of 2)" in done.stderr
+    assert re.search(r"^B, trial-\S+ \(seed=\d+\): finished in ", done.stderr, re.MULTILINE)
     assert (project / "log" / "a" / "trace.yaml").read_bytes() == before
 
 

@@ -117,6 +117,16 @@ def test_an_interrupted_run_resumes_with_the_command_that_it_printed(project, em
     assert "nothing to do: the run is finished" in done.stderr
 
 
+def test_a_resume_that_trains_nothing_says_why(project, emrun):
+    stopping = "hooks.EarlyStopping={stream: valid, patience: 1, min_delta: 1000}"
+    assert "nothing was trained" not in emrun("train", "config.yaml", stopping, "--output-dir", "run").stderr
+    done = emrun("resume", "run", "hooks.StopAfter.epochs=60")
+    assert done.returncode == 0
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("nothing was trained: valid/loss/mean has not improved since epoch ")
+    assert "(EarlyStopping patience: 1)" in last
+
+
 def test_the_same_command_starts_and_resumes(project, emrun):
     command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
     assert emrun(*command).returncode == 0

@@ -118,6 +118,35 @@ def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(pro
     assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
+def test_without_an_objective_the_end_says_what_to_add(project, emrun):
+    words = "nothing was compared: the sweep has no objective; repeat the command with --status and "
+    done = emrun("sweep", "-q", "config.yaml", "sweep.objective=null")
+    assert done.stdout.splitlines()[-1].startswith(f"{words}sweep.objective=valid/loss/mean")
+    assert words in emrun("sweep", "config.yaml", "sweep.objective=null", "--status").stdout
+    compared = emrun("sweep", "config.yaml", "--status", "sweep.objective=valid/loss/mean")
+    assert [row.split()[0] for row in compared.stdout.splitlines()[2:]] == ["0.3", "0.1"]
+    assert compared.stderr == ""
+    wrong = emrun("sweep", "config.yaml", "--status", "sweep.objective=valid/los/mean")
+    assert "warning: no finished trial has a value of valid/los/mean" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "condition"),
+    [
+        ("valid/loss/mean", [], "min"),
+        ("valid/accuracy/mean", [], "max"),
+        ("valid/energy/mean", [], "min"),
+        ("valid/energy/max", ["hooks.SaveBest={variable: energy, condition: max}"], "max"),
+        ("test/energy/mean", ["hooks.SaveBest={variable: energy, condition: max}"], "min"),
+        ("valid/energy/mean", ["hooks.SaveBest={variable: energy, condition: max}", "sweep.condition=min"], "min"),
+    ],
+)
+def test_the_condition_is_that_of_save_best_or_of_the_name(project, emrun, objective, more, condition):
+    arguments = ["~sweep.condition"] if "condition" in (project / "config.yaml").read_text() else []
+    found = emrun("sweep", "config.yaml", "--status", "--json", *arguments, f"sweep.objective={objective}", *more)
+    assert json.loads(found.stdout)["condition"] == condition
+
+
 def test_equal_values_have_no_interval(project, emrun):
     done = emrun("sweep", "-q", "config.yaml", "-p", "model.lr=[0.0]", "--repeats", "2")
     assert done.stdout.splitlines()[2].split()[-4:] == ["0", "2", "of", "2"]

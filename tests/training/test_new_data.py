@@ -236,6 +236,9 @@ def test_categories_that_no_train_row_has_are_counted(caplog):
     }
     run = run_of({**TABLE, "columns": columns, "categories": ["label", "city"]}, {**linear(2, 3), **embeds})
     table("new.csv", 9, "name,a,b,city", city=["Rome", "Oslo", "Brno", "Oslo", "Wien"])
+    table("lacks.csv", 9, "name,a,b")
+    with pytest.raises(StreamError, match=r"lacks\.csv has no column 'city' \(it has name, a, b\)"):
+        predict(run, data="lacks.csv")
     predict(run, data="new.csv")
     (told,) = [each.getMessage() for each in caplog.records if "no train row" in each.message]
     assert told.endswith(
@@ -274,7 +277,7 @@ def test_what_is_wrong_with_rows_is_said_with_file_and_row():
         ("blank.csv", r"blank\.csv cannot be read: Empty CSV file"),
         ("lacks.csv", r"lacks\.csv has no column 'a'"),
         ("less.csv", r"less\.csv has none of the columns a, b, label"),
-        ("target.csv", r"forward of Sequential needs x, which the batch does not have \(it has label, id\)"),
+        ("target.csv", r"target\.csv has no column 'a' \(it has name, label\)"),
         ("unnamed.csv", r"unnamed\.csv has no column 'name'"),
         ("gap.csv", r"gap\.csv: column 'a': Row #4 is empty; write a value"),
         ("word.csv", r"word\.csv cannot be read: In CSV column #1: Row #4: .* invalid value 'three'"),
@@ -591,6 +594,7 @@ def test_the_command_takes_a_stream_or_data():
         ([], "Missing argument 'STREAM'; for data that the run has not seen, write --data PATH"),
         (["new", "--overwrite"], "the stream 'new' is that of new data: emrun predict RUN --data PATH"),
         (["--data", ""], "the path is empty"),
+        (["./new.csv"], "; for new data, write --data ./new.csv"),
     ):
         status, told = call(*words)
         assert status == 2

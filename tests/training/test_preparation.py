@@ -282,6 +282,15 @@ def test_balanced_weights_without_counts_are_refused_with_what_to_write(config, 
     assert weights[2] > 2
 
 
+def test_balanced_weights_of_data_that_are_not_divided_are_refused_with_a_list(config, tmp_path):
+    (tmp_path / "rows.py").write_text(
+        "class Rows:\n    def train_stream(self):\n        yield {'x': [[0.0, 1.0]], 'label': [0]}\n"
+    )
+    config = with_loss({**config, "dataset": {"class": "rows.Rows"}, "main_loop": {}}, tmp_path, "balanced")
+    with pytest.raises(ConfigError, match=r"'label', its second input; write a list with the weight of each class"):
+        create_training(config, output_dir=tmp_path / "run")
+
+
 def test_balanced_weights_need_an_output_for_each_class(config, tmp_path):
     config = with_loss(config, tmp_path, "balanced", module={**MODEL["module"], "out_features": 2})
     training = create_training(config, output_dir=tmp_path / "run")
