@@ -20,7 +20,7 @@ from tabulate import tabulate
 TESTS = Path(__file__).parent
 TABLE = TESTS / "cpu_seconds.md"
 LONG = 1.0  # CPU seconds of a file that the table lists
-SLOW = 0.03  # CPU seconds of a test in the mean of its file, above which the file is slow
+SLOW = 0.08  # CPU seconds of a test in the mean of its file, above which the file is slow
 _TICK = os.sysconf("SC_CLK_TCK")
 _KEY = "cpu_seconds"
 

@@ -78,9 +78,12 @@ def on_page_content(html, page, config, files):
 
 def on_post_page(output, page, config):
     """Add what readers without a mouse or with a screen reader need."""
-    output = output.replace("<th></th>", "<td></td>").replace(
-        "<pre><span></span><code>", '<pre><span></span><code tabindex="0">'
-    )
+    output = re.sub(r"<th[^>]*></th>", "<td></td>", output)
+    return on_post_template(output).replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')
+
+
+def on_post_template(output, **others):
+    """Name the search, which is also on the page of what is not found."""
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
