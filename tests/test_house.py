@@ -269,7 +269,9 @@ def test_a_citation_has_what_its_format_requires_and_no_version_of_its_own():
 
 def test_make_without_a_target_prints_what_each_target_does():
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
-    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     lines = [re.fullmatch(r"make ([a-z-]+) +(\S.*\.)", line) for line in done.stdout.splitlines()]
     assert sorted(line[1] for line in lines) == sorted(targets)
 
