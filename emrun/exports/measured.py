@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from emrun.base.censor import hidden_in
 from emrun.base.errors import StreamError
 from emrun.base.sources import examples_of
 from emrun.base.types import Json
@@ -72,9 +73,12 @@ class Measured:
     checkpoint: tuple[Path, Manifest] | None
 
     def in_config(self, *path: str) -> Any:
-        """Return a value of the config in plain types, with references and numbers of the data replaced."""
+        """Return a value of the config in plain types, with numbers of the data and references replaced.
+
+        References to the environment stay, as an export is given to others.
+        """
         node = self.plan.config.get(*path)
-        return None if node is None else with_numbers(node.plain(), self.training.prepared.numbers)
+        return None if node is None else hidden_in(with_numbers(node.plain(), self.training.prepared.numbers))
 
 
 def measure(options: Options) -> Measured:

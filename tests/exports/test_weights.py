@@ -58,6 +58,11 @@ class Extra(Tied):
         pass
 
 
+class Named(Tied):
+    def __init__(self, width, token):
+        super().__init__(width)
+
+
 class Noisy(Tied):
     def forward(self, x):
         return {"logit": super().forward(x)["logit"] + torch.rand(len(x))}
@@ -71,8 +76,8 @@ def run_of(tmp_path_factory):
     (place / "my_weights.py").write_text(PARTS)
     hooks = ["ComputeStats", {"AverageWeights": {"decay": 0.5}}, {"StopAfter": {"epochs": 1}}]
 
-    def run(name):
-        module = {"class": f"my_weights.{name}", "width": 7}
+    def run(name, **more):
+        module = {"class": f"my_weights.{name}", "width": 7, **more}
         model = {**CONFIG["model"], "module": module}
         model.pop("outputs")
         config = {**CONFIG, "model": model, "hooks": hooks, "code_directory": str(place)}
@@ -102,6 +107,14 @@ def test_weights_are_loaded_strictly_into_their_class(run_of, tmp_path, name, wh
     card = (tmp_path / "out" / "README.md").read_text()
     assert "load_state_dict" in card
     assert "`preparation` of `export.json` says how" in card
+
+
+def test_values_of_the_environment_are_not_given_away(run_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPORT_TOKEN", "hf_not-for-others")
+    place = emrun.export(run_of("Named", token="${env:EXPORT_TOKEN}"), to="safetensors", output=tmp_path / "out").place
+    text = (place / "export.json").read_text()
+    assert "hf_not" not in text + (place / "README.md").read_text()
+    assert json.loads(text)["module"]["token"] == "${env:EXPORT_TOKEN}"
 
 
 @pytest.mark.parametrize(
