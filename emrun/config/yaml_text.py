@@ -24,7 +24,7 @@ def dump(node: Node, template: str | None = None) -> str:
     """
     plain = node.plain()
     if template is not None:
-        for text in (template, _with_new_parts(node, template)):
+        for text in dict.fromkeys((_with_new_parts(node, template), template)):
             if _means(text, plain):
                 return text
     return _write(plain)
@@ -54,6 +54,7 @@ def _with_new_parts(node: Node, template: str) -> str:
     """Return the template with what is not from a file: keys at the end, and first items of lists."""
     new = {}
     lines = template.rstrip().splitlines(keepends=True)
+    count = len(lines)
     for path, child, _ in node.places():
         if not child.position.line and len(path) == 1:
             new[path[0]] = child.plain()
@@ -62,6 +63,8 @@ def _with_new_parts(node: Node, template: str) -> str:
             if second is not None and second.position.line:
                 before = lines[second.position.line - 1][: second.position.column - 1]
                 lines.insert(second.position.line - 1, f"{before}{child.value}\n")
+    if not new and len(lines) == count:
+        return template
     return f"{''.join(lines)}\n{_write(new) if new else ''}"
 
 

@@ -174,14 +174,20 @@ def _user_modules(installed: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     places = (paths["stdlib"], paths["platstdlib"], str(Path(emrun.__file__).parent), *installed)
     prefixes = tuple(f"{place}{os.sep}" for place in places)
     inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
-    imported = dict(sys.modules)
-    for name, module in imported.items():
+
+    def is_installed(file: str) -> bool:
+        return file.startswith(prefixes) or any(part in file for part in inner)
+
+    packages: dict[str, bool] = {}  # top-level name -> whether it is installed, with all below, wherever its files are
+    for name in list(sys.modules):
         top = name.partition(".")[0]
-        file = _file_of(module)
-        owner = _file_of(imported.get(top)) or file  # a namespace has no file; torch.compile makes modules elsewhere
-        is_of_user = not any(each.startswith(prefixes) or any(part in each for part in inner) for each in (file, owner))
+        if top not in packages:
+            packages[top] = top not in sys.modules or is_installed(_file_of(sys.modules.get(top)))
+        if packages[top]:
+            continue
+        file = _file_of(sys.modules.get(name))
         is_command = name in ("__main__", "__mp_main__") and not file.endswith(tuple(SOURCE_SUFFIXES))
-        if file and is_of_user and not is_command and top in imported and _NAME.fullmatch(name):
+        if file and not is_installed(file) and not is_command and _NAME.fullmatch(name):
             yield name, str(Path(file).absolute())
 
 
