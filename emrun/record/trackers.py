@@ -17,7 +17,7 @@ from typing import Any
 from emrun.base.arguments import check_seconds
 from emrun.base.errors import ArgumentError, HookError, MissingExtra
 from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
-from emrun.base.wording import counted
+from emrun.base.wording import counted, in_one_line
 from emrun.record.facts import Facts, facts_of
 from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader, Row
@@ -373,6 +373,6 @@ class _Sender:
 
 
 def _why(error: BaseException) -> str:
-    """Return the first line of an error, with its class."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    """Return the message of an error on one line, with its class."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {in_one_line(message)}"

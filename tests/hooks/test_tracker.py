@@ -300,6 +300,17 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(post, hangs):
             train(post(url, timeout=0.2 if hangs else 60))
 
 
+def test_an_error_of_several_lines_is_told_whole_and_on_one_line(post, monkeypatch):
+    def begin(self, facts, identity):
+        raise ValueError("1 wrong setting\nreinit\n  'create_new' is not allowed")
+
+    monkeypatch.setattr(Post, "begin", begin)
+    with pytest.raises(
+        HookError, match="tracker: ValueError: 1 wrong setting reinit 'create_new' is not allowed; start"
+    ):
+        train(post("http://127.0.0.1:9"))
+
+
 def test_a_resume_with_a_tracker_that_is_down_is_a_warning(post, caplog):
     with serving() as (_, url):
         train(post(url))
