@@ -29,7 +29,7 @@ import campaign
 import memory
 import parsing
 import pytest
-from cpu_seconds import Meter, longest_first
+from cpu_seconds import Meter, leave_to_campaigns, longest_first
 from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +80,8 @@ def pytest_collection(session):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Sort the tests, and mark those that start the installed command, make whole runs or cause faults as slow."""
+    if config.getoption("--cpu-seconds") is None:
+        leave_to_campaigns(items)
     longest_first(items)
     for item in items:
         if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):

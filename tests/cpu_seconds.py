@@ -1,7 +1,12 @@
 """The CPU seconds of the tests: only these repeat on a machine that does other work too.
 
-Every run of the tests prints its CPU seconds, those of its children included, at its end. The table of folders and of
-the longest files in `cpu_seconds.md` is written by `python tests/cpu_seconds.py`, which runs all tests.
+Every run of the tests prints its CPU seconds, those of its children included, at its end. The tables in
+`cpu_seconds.md`, of folders, files and tests, are written by `python tests/cpu_seconds.py`, which runs all cases of all
+tests that are not marked for campaigns.
+
+From the table of tests follows what `make test` runs: where a test has cases that take more than `CASE` each, it runs
+as many as take `SHARE` together, at least one, spread evenly; the others are left to campaigns, as if they were marked.
+The marker `whole` keeps all cases of a test. A run of few tests, such as that of a folder, has all cases too.
 """
 
 import json
@@ -10,7 +15,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +26,9 @@ TESTS = Path(__file__).parent
 TABLE = TESTS / "cpu_seconds.md"
 LONG = 1.0  # CPU seconds of a file that the table lists
 SLOW = 0.08  # CPU seconds of a test in the mean of its file, above which the file is slow
+CASE = 0.25  # CPU seconds of a case in the mean of its test, above which a part of the cases is left to campaigns
+SHARE = 1.5  # CPU seconds of the cases of such a test that are not
+MANY = 5000  # tests of a run that leaves cases to campaigns
 _TICK = os.sysconf("SC_CLK_TCK")
 _KEY = "cpu_seconds"
 
@@ -51,6 +59,35 @@ def longest_first(items):
             item.add_marker("slow")
 
 
+def leave_to_campaigns(items):
+    """Mark the cases that a run of the tests has no time for, see above; nothing where there are few tests."""
+    if len(items) < MANY:
+        return
+    rows = re.findall(r"^\| `([^`]+::\w+)` +\| +\d+ \| +[\d.]+ \| +(\d+) \|", TABLE.read_text(), re.MULTILINE)
+    cases = defaultdict(list)
+    for item in items:
+        if not any(item.iter_markers("campaign")) and not any(item.iter_markers("whole")):
+            cases[test_of(item.nodeid)].append(item)
+    for name, count in rows:
+        stay, there = int(count), cases[name]
+        kept = {len(there) * number // stay for number in range(stay)}
+        for number, item in enumerate(there):
+            if number not in kept:
+                item.add_marker("campaign")
+
+
+def test_of(nodeid):
+    """Return the name of a test without that of its case."""
+    return nodeid.partition("[")[0]
+
+
+def staying(count, seconds):
+    """Return how many of the cases of a test stay in every run of all tests, which take these CPU seconds together."""
+    if seconds <= SHARE or seconds <= CASE * count:
+        return count
+    return max(1, int(count * SHARE / seconds))
+
+
 class Meter:
     """Measures the tests of this process, or adds up what its workers have measured."""
 
@@ -68,7 +105,7 @@ class Meter:
         try:
             return (yield)
         finally:
-            name = item.nodeid.partition("::")[0]
+            name = test_of(item.nodeid)
             self.seconds[name] += of_process_tree() - before
             self.tests[name] += 1
 
@@ -96,24 +133,39 @@ class Meter:
             Path(self.file).write_text(self.table(user + system))
 
     def table(self, total):
-        """Return the page: CPU seconds by folder, and of the longest files."""
-        folders, tests = Counter(), Counter()
+        """Return the page: CPU seconds by folder, of the longest files, and of tests whose cases do not all stay."""
+        folders, files, cases = defaultdict(list), defaultdict(list), []
         for name, seconds in self.seconds.items():
-            folder = name.split("/")[1] if name.count("/") > 1 else "the root"
-            folders[folder] += seconds
-            tests[folder] += self.tests[name]
-        measured = self.seconds.total()
-        rows = [[name, tests[name], part, f"{part / measured:.0%}"] for name, part in folders.most_common()]
-        rows.append(["all", tests.total(), measured, "100%"])
-        files = [[f"`{name}`", self.tests[name], part] for name, part in self.seconds.most_common() if part >= LONG]
-        heads = ["folder", "tests", "CPU seconds", "share"], ["file", "tests", "CPU seconds"]
-        parts = (tabulate(*each, tablefmt="github", floatfmt=".1f") for each in zip((rows, files), heads, strict=True))
+            count = self.tests[name]
+            stay = staying(count, seconds)
+            row = [count, seconds, stay, seconds * stay / count]
+            file = name.partition("::")[0]
+            files[f"`{file}`"].append(row)
+            folders[file.split("/")[1] if file.count("/") > 1 else "the root"].append(row)
+            if stay < count:
+                cases.append([f"`{name}`", *row])
+        by_folder, by_file = (
+            sorted(([name, *map(sum, zip(*rows, strict=True))] for name, rows in each.items()), key=_by_seconds)
+            for each in (folders, files)
+        )
+        by_folder.append(["all", *(sum(row[column] for row in by_folder) for column in range(1, 5))])
+        tables = [
+            ("folder", by_folder),
+            ("file", [row for row in by_file if row[2] >= LONG]),
+            ("test", sorted(cases, key=_by_seconds)),
+        ]
+        columns = ["cases", "CPU seconds", "in `make test`", "CPU seconds"]
+        parts = (tabulate(rows, [head, *columns], tablefmt="github", floatfmt=".1f") for head, rows in tables)
         return "\n\n".join((
             "# CPU seconds of the tests",
             f"Children included; {total:.0f} in all, with starting, collecting and measuring. Written by "
-            "`python tests/cpu_seconds.py`.",
+            "`python tests/cpu_seconds.py`, which says what the last table is for.",
             *parts,
         )) + "\n"  # fmt: skip
+
+
+def _by_seconds(row):
+    return -row[2]
 
 
 if __name__ == "__main__":
