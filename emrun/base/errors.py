@@ -166,12 +166,15 @@ def needing(what: str, library: str, extra: str) -> Iterator[None]:
     """Let the block import an optional library.
 
     Raises:
-        MissingExtra: it is not installed; see there.
+        MissingExtra: it is not installed, or does not fit what else is installed; see there.
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtra(what, library, extra) from error
+    except ImportError as error:
+        advice = f"install versions that fit together: pip install --upgrade 'emrun[{extra}]'"
+        raise MissingExtra(what, library, extra, f"which cannot be imported ({error}); {advice}") from error
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from emrun.base import errors
-from emrun.base.errors import ConfigError, Position, Problem, add_inputs, exit_status
+from emrun.base.errors import ConfigError, MissingExtra, Position, Problem, add_inputs, exit_status, needing
 from emrun.hook import TrainingAborted
 from emrun.loop.outcome import Outcome
 
@@ -145,3 +145,21 @@ def test_an_error_of_torch_about_its_inputs_says_the_way_out(call, way_out):
     (note,) = raised.value.__notes__
     assert note.startswith(f"model.loss got {shown[0]}, {shown[1]}; {way_out}" if way_out else "model.loss got z")
     assert way_out is not None or note.endswith(shown[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("No module named 'track'"), "which is not installed: pip install 'emrun[trackio]'"),
+        (
+            ImportError("cannot import name 'Op' from 'hub'"),
+            "which cannot be imported (cannot import name 'Op' from 'hub'); install versions that fit together: "
+            "pip install --upgrade 'emrun[trackio]'",
+        ),
+    ],
+    ids=["missing", "does not fit"],
+)
+def test_a_library_that_is_installed_and_does_not_fit_is_not_said_to_be_missing(error, message):
+    with pytest.raises(MissingExtra) as raised, needing("WriteTrackio", "trackio", "trackio"):
+        raise error
+    assert str(raised.value) == f"WriteTrackio needs trackio, {message}"
