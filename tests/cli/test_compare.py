@@ -86,6 +86,7 @@ def test_a_config_that_fails_is_worse(project, emrun, values):
     assert second == "A is better"
 
 
+@pytest.mark.campaign
 def test_a_config_that_is_refused_is_trained_by_the_next_comparison(project, emrun):
     begin = "width=1, fails=False):\n"
     refuses = """        if width == 20 and not Path("file").exists():
@@ -101,6 +102,7 @@ def test_a_config_that_is_refused_is_trained_by_the_next_comparison(project, emr
     assert None not in [run["b"]["value"] for run in compared(emrun, *arguments)["runs"]]
 
 
+@pytest.mark.campaign
 def test_a_config_that_diverges_is_worse_and_this_is_told(project, emrun):
     done = emrun("compare", "config.yaml", "-b", "model.width=.nan", "--pairs", "3..6", "--output-dir", "runs")
     assert re.match(r"warning: \d runs of B failed or diverged", done.stdout)
@@ -177,6 +179,7 @@ def test_a_finished_run_of_other_data_is_trained_again(with_file, emrun, sides):
     ]
 
 
+@pytest.mark.campaign
 def test_a_comparison_that_continues_with_other_data_trains_the_older_partner_again(with_file, emrun):
     first = compared(emrun, *B20)
     change_data(with_file)

@@ -128,6 +128,7 @@ eval:
 COPIES = DATASET + LINEAR + REST
 
 
+@pytest.mark.campaign
 def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, tmp_path):
     (tmp_path / "c.yaml").write_text(COPIES)
     train = emrun("train", "-q", "c.yaml", "dataset.n=60", "main_loop.buffer=0", "--output-dir", "run")

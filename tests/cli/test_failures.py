@@ -248,6 +248,7 @@ def test_an_error_is_told_after_user_code_has_taken_the_output_away(project, emr
     assert not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text()
 
 
+@pytest.mark.campaign
 def test_results_are_printed_after_user_code_has_taken_the_output_away(project, emrun):
     place = project()
     assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0

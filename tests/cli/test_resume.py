@@ -464,6 +464,7 @@ def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_
     assert [json.loads(line)["streams"] for line in after.splitlines()] == [json.loads(before)["streams"]]
 
 
+@pytest.mark.campaign
 def test_a_run_whose_data_have_changed_continues_with_the_command_that_it_printed(project, emrun):
     data = project / "data.csv"
     data.write_text("x,y\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))

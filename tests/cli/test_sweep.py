@@ -152,6 +152,7 @@ def test_equal_values_have_no_interval(project, emrun):
     assert done.stdout.splitlines()[2].split()[-4:] == ["0", "2", "of", "2"]
 
 
+@pytest.mark.campaign
 def test_folds_and_repeats_are_one_experiment(project, emrun):
     done = emrun("sweep", "-q", "config.yaml", "sweep.folds=2", "-p", "model.lr=[0.3]", "--repeats", "2", "--json")
     (found,) = json.loads(done.stdout)["experiments"]

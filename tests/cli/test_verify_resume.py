@@ -260,6 +260,7 @@ def test_several_ranks_are_exact_and_another_number_is_equal_up_to_rounding(veri
     assert "\nequal up to rounding: interrupted at 1 point, compared" in done.stdout
 
 
+@pytest.mark.campaign
 def test_random_numbers_of_ranks_are_named(verify):
     done = verify("--nproc", "1,2", "--at", "9", "--json")
     [row] = json.loads(done.stdout)["rows"]
@@ -275,6 +276,7 @@ def test_other_numbers_of_ranks_are_refused(given):
     assert f"{given!r} is not a number of processes, or several such as 2,3" in done.output
 
 
+@pytest.mark.campaign
 def test_trackers_are_left_out(verify, project):
     done = verify("--at", "5", "hooks=[{my_code.Told: {every: 2 updates}}, {StopAfter: {epochs: 1}}]")
     assert (done.returncode, done.stderr) == (0, "")

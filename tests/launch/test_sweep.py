@@ -83,6 +83,7 @@ def test_an_interrupted_sweep_saves_checkpoints_and_says_how_to_continue(project
     assert statuses(project) == ["finished"] * 2
 
 
+@pytest.mark.campaign
 def test_a_second_signal_kills_a_trial_that_hangs(project, emrun):
     do(project, "hangs")
     done = emrun("sweep", "config.yaml")
@@ -147,6 +148,7 @@ REFUSES = """
 """
 
 
+@pytest.mark.campaign
 def test_a_trial_whose_config_is_refused_has_failed_until_it_is_deleted(project, emrun):
     code = (project / "my_code.py").read_text()
     begin = "width=1, fails=False):\n"
@@ -176,6 +178,7 @@ def test_a_trial_that_ends_with_a_status_of_emrun_fails_alone_and_is_not_started
     assert "finished" in statuses(project)
 
 
+@pytest.mark.campaign
 def test_a_full_disk_ends_the_sweep(project, emrun):
     code = (project / "my_code.py").read_text()
     (project / "my_code.py").write_text(code.replace("write_text(repr(self.w))", "write_text(full())") + FULL)
@@ -196,6 +199,7 @@ def full():
 """
 
 
+@pytest.mark.campaign
 def test_a_trial_that_was_changed_afterwards_does_not_count(project, emrun):
     emrun("sweep", "-q", "config.yaml")
     assert emrun("resume", "-q", trials(project)[0], "hooks.StopAfter.epochs=4").returncode == 0
@@ -217,6 +221,7 @@ def test_a_config_that_changes_while_the_sweep_runs_ends_it(project, emrun):
     assert len(trials(project)) == 1
 
 
+@pytest.mark.campaign
 def test_trials_of_other_code_are_named(project, emrun):
     code = project / "my_code.py"
     text = code.read_text()
