@@ -15,7 +15,7 @@ def finite(values):
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chunks=st.lists(VALUES, max_size=5), every=st.integers(1, 7), most=st.integers(2, 20))
 def test_the_lowest_and_the_highest_value_are_kept_at_their_places(chunks, every, most):
     curve, expected, first = Curve(most), [], 1
