@@ -160,6 +160,7 @@ def test_a_stream_that_is_not_there_is_an_error(scripted, tmp_path):
         MainLoop(scripted(), Batches(), [PlotLines(["x"], ["vaild"], output_dir=tmp_path)])
 
 
+@pytest.mark.campaign
 def test_two_hooks_may_share_a_folder_if_their_files_differ(scripted, tmp_path):
     def loop(*variables):
         hooks = [PlotLines([each], output_dir=tmp_path) for each in variables]

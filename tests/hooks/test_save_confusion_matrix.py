@@ -88,6 +88,7 @@ def test_the_picture_is_shown_in_trackers(scripted, tmp_path):
     assert seen == {"valid/confusion_matrix": Picture(content)}
 
 
+@pytest.mark.campaign
 def test_the_arguments_of_the_picture(saved):
     plain = saved(LABELS, GUESSES)[1]
     for arguments in ({"normalize": False}, {"cmap": "Greens"}):

@@ -144,6 +144,7 @@ def test_a_server_of_something_else_is_an_error(monkeypatch):
         server.shutdown()
 
 
+@pytest.mark.campaign
 def test_trials_that_begin_at_once_with_a_new_database_file_do_not_fail(tmp_path, emrun):
     project = write_project(tmp_path)
     config = (project / "config.yaml").read_text()
