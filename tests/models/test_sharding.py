@@ -299,11 +299,11 @@ def flat(value):
 
 
 def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(tmp_path):
-    places = [tmp_path / str(number) for number in range(5)]
+    places = [tmp_path / str(number) for number in range(4)]
     for place in places:
         place.mkdir()
     saved_again(places[0], None)
-    for place, source, size in zip(places[1:], places, (2, 3, 2, 1), strict=False):
+    for place, source, size in zip(places[1:], places, (2, 3, 1), strict=False):
         in_ranks(size, saved_again, place, source) if size > 1 else saved_again(place, source)
     expected, states = read_saved(places[0]).tensors, flat(load_state(places[0])["model"])
     assert any("exp_avg" in str(path) for path in states)
@@ -313,7 +313,7 @@ def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(t
         assert all(torch.equal(found[name], each) for name, each in expected.items())
         assert of_place.keys() == states.keys()
         assert digest([*of_place.values()]) == digest([*states.values()])
-    assert [(place / "shards.json").exists() for place in places] == [False, True, True, True, False]
+    assert [(place / "shards.json").exists() for place in places] == [False, True, True, False]
     own = [load_file(places[2] / f"state-{rank}.safetensors") for rank in range(3)]
     names = [{name.rpartition("[")[2] for name in each} for each in own]
     assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
