@@ -283,7 +283,7 @@ KINDS = ("Unsaved", "UnsavedInTheThread")
 @pytest.mark.parametrize(
     ("kind", "policy", "status"),
     thinned(
-        ((kind, policy, policy == "error") for policy in ("error", "warn", "ignore") for kind in KINDS),
+        ((kind, policy, int(policy == "error")) for policy in ("error", "warn", "ignore") for kind in KINDS),
         [(KINDS[0], "error", 1), (KINDS[1], "warn", 0), (KINDS[0], "ignore", 0)],
     ),
 )
