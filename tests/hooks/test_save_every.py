@@ -132,7 +132,7 @@ def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripte
     assert list(named(run)) == ["epoch-3", "epoch-4", "epoch-5"]
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("order", thinned([1, -1], [1]))
 @pytest.mark.parametrize(
     ("one", "other", "named"),
     [

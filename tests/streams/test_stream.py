@@ -30,7 +30,7 @@ SIZES_AND_BUFFERS = [(-1, 1), (-1, 4), (1, 2), (3, 1), (3, 4), (7, 2), (7, 16), 
 """Sizes of epochs, equal to a pass of 7 batches, smaller and larger; buffers likewise."""
 
 
-@pytest.mark.parametrize(("epoch_size", "buffer"), SIZES_AND_BUFFERS)
+@pytest.mark.parametrize(("epoch_size", "buffer"), thinned(SIZES_AND_BUFFERS, SIZES_AND_BUFFERS[::3]))
 @pytest.mark.parametrize("make", [by_context, by_counting])
 def test_batches_and_their_order_do_not_depend_on_the_buffer(make, buffer, epoch_size):
     def epochs(buffer):

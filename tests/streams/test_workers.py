@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import runpy
 import shutil
 import signal
 import subprocess
@@ -540,17 +541,35 @@ def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(t
         "    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
         "    with open('masks', 'a') as file: print(*sorted(each.name for each in mask), file=file)\n"
     )
-    environment = {**os.environ, "TMPDIR": str(short_folder)}
-    process = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout.readline() == b"begun\n"
+    begun, said = os.pipe()
+    if method == "fork":
+        process = multiprocessing.get_context("fork").Process(
+            target=run_as_main, args=(tmp_path / "main.py", said, short_folder)
+        )
+        process.start()
+    else:
+        environment = {**os.environ, "TMPDIR": str(short_folder)}
+        process = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path, stdout=said, env=environment)
+    os.close(said)
+    with os.fdopen(begun, "rb") as output:
+        assert output.readline() == b"begun\n"
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 2
     process.kill()
-    process.communicate()
+    process.join() if method == "fork" else process.wait()
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list(short_folder.glob("emrun-*")) == []
     if method != "fork":  # a signal of the group must not reach a worker before it can ignore it
         assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGHUP SIGINT SIGTERM SIGUSR1"}
+
+
+def run_as_main(path, output, folder):
+    """Run a program with this standard output, in a fork, which needs no time to import PyTorch."""
+    os.dup2(output, 1)
+    os.close(output)
+    sys.stdout = os.fdopen(1, "w")
+    tempfile.tempdir = str(folder)
+    runpy.run_path(str(path), run_name="__main__")
 
 
 @pytest.fixture
