@@ -136,7 +136,7 @@ def test_an_aggregation_that_is_missing_later_follows_the_policy(tmp_path):
         after_epoch(hook, 1, {"train": {"loss": {"max": 1.0}}})
 
 
-@pytest.mark.parametrize("aggregations", [["std"], ["nanmean"]], ids=str)
+@pytest.mark.parametrize("aggregations", thinned([["std"], ["nanmean"]], [["std"]]), ids=str)
 def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregations):
     training = train_digits([{"ComputeStats": {"variables": {"loss": aggregations}}}, "WriteCSV"])
     header, *lines = rows(training.output_dir / "training.csv")
@@ -309,8 +309,9 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
     assert ends == [loop.metrics[1]["streams"]["train"]["loss"]["mean"]]
 
 
-@pytest.mark.parametrize("skip_zeroth_epoch", [False, True])
-@pytest.mark.parametrize("iterations", thinned([14, 16, 21], [16]))
+@pytest.mark.parametrize(
+    ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((14, 16, 21), (False, True)), [(16, False)])
+)
 def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations, skip_zeroth_epoch):
     hooks = [STATS, {"WriteCSV": {"every": "4 iterations"}}, {"StopAfter": {"epochs": 2}}]
     config = digits_config(hooks, skip_zeroth_epoch=skip_zeroth_epoch)
