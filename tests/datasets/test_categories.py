@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from campaign import thinned
 from doubles import stream_of
 
 from emrun import create_training, resume_training
@@ -226,6 +227,7 @@ class Net(torch.nn.Module):
 """
 
 
+@pytest.mark.parametrize("make", thinned(["csv", "parquet"], ["parquet"]), indirect=True)
 def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later(make, tmp_path, monkeypatch):
     make()
     (tmp_path / "net_of_cities.py").write_text(MODEL)

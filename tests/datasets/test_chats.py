@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from campaign import thinned
 from doubles import stream_of
 from in_ranks import in_ranks
 from safetensors.torch import load_file
@@ -324,7 +325,7 @@ def model_of(kind, **more):
 KINDS = [("Llama", "eager"), ("Llama", "sdpa"), ("Qwen2", "sdpa"), ("GPT2", "eager"), ("GPTNeoX", "sdpa")]
 
 
-@pytest.mark.parametrize(("kind", "attention"), KINDS)
+@pytest.mark.parametrize(("kind", "attention"), thinned(KINDS, [("Llama", "sdpa"), ("GPT2", "eager")]))
 def test_chats_in_packs_have_the_loss_of_chats_alone_and_a_cache_is_found(chats, kind, attention):
     def mean_loss(dataset, names, **more):
         model = TorchModel(
@@ -359,7 +360,7 @@ def test_packs_are_checked_before_the_first_update(project):
         trained("blind", pack=40, inputs=["input_ids"], loop={"on_unused_sources": "ignore"})
 
 
-@pytest.mark.parametrize("pack", [None, 64])
+@pytest.mark.parametrize("pack", thinned([None, 64], [64]))
 def test_answers_are_generated_beside_those_of_the_data_and_of_chats_that_wait_for_them(chats, pack, tmp_path):
     pairs = [("say 1", "yes"), ("say 2", "no")] * 40
     chats([chat(*first, *second) for first, second in zip(pairs, sorted(pairs), strict=True)])

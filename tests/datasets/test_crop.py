@@ -110,8 +110,11 @@ def test_the_centre_is_that_of_torchvision():
 
 @pytest.mark.parametrize(
     ("crop", "drafted"),
-    [("centre", [(400, 300)]), ({"kind": "centre", "side": 0.4}, [(800, 600)]), (None, [])],
-    ids=["centre", "less", "no crop"],
+    [
+        pytest.param("centre", [(400, 300)], id="centre"),
+        pytest.param({"kind": "centre", "side": 0.4}, [(800, 600)], id="less", marks=pytest.mark.campaign),
+        pytest.param(None, [], id="no crop", marks=pytest.mark.campaign),
+    ],
 )
 def test_a_large_jpeg_is_decoded_at_a_lower_resolution_with_nearly_the_same_pixels(monkeypatch, crop, drafted):
     file, found = stored(photo(1600, 1200)), []

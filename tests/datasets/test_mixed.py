@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from campaign import thinned
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Majority, Mixed
@@ -54,10 +55,12 @@ def numbers(batches):
 KINDS = {"told": (Numbers, Numbers), "untold": (Untold, Untold), "both": (Numbers, Untold)}
 
 
-@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("batches", [3, 7, 40])
-def test_a_training_stream_is_the_same_however_it_is_read(kinds, batches, check_training_stream):
-    check_training_stream(lambda: make(kinds, batches=batches))
+@pytest.mark.parametrize(
+    ("kind", "batches"),
+    thinned(itertools.product(KINDS, (3, 7, 40)), [("told", 3), ("told", 40), ("untold", 7), ("both", 40)]),
+)
+def test_a_training_stream_is_the_same_however_it_is_read(kind, batches, check_training_stream):
+    check_training_stream(lambda: make(KINDS[kind], batches=batches))
 
 
 def test_a_mixture_can_be_mixed(check_training_stream):

@@ -7,6 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 from PIL import Image
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, fitting_torchvision
@@ -69,7 +70,7 @@ def made(dataset, ctx):
     return {name: np.concatenate([batch[name] for batch in batches])[order] for name in batches[0]}
 
 
-@pytest.mark.parametrize(("read_by", "threads"), READERS)
+@pytest.mark.parametrize(("read_by", "threads"), thinned(READERS, [("loop", "1"), ("thread", "4")]))
 def test_the_bytes_are_those_of_the_transforms_called_by_hand_for_every_reader(pictures, monkeypatch, read_by, threads):
     monkeypatch.setitem(os.environ, "EMRUN_THREADS", threads)
     dataset = ImageFolder(pictures, augment=AUGMENT, batch_size=5, dtype="uint8")

@@ -107,7 +107,7 @@ def history(directory):
 @pytest.mark.parametrize("iterations", thinned([30, 38, 45], [38]))
 def test_patience_over_a_resume_is_that_of_the_uninterrupted_run(tmp_path, digits_config, iterations):
     """An epoch has 15 iterations: two resumes are between epochs, one in the middle of an epoch."""
-    stop = {"EarlyStopping": {"variable": "accuracy", "condition": "max", "patience": 3, "min_delta": 0.01}}
+    stop = {"EarlyStopping": {"variable": "accuracy", "condition": "max", "patience": 2, "min_delta": 0.02}}
     config = digits_config([{"ComputeStats": {"variables": ["loss", "accuracy"]}}, stop, {"StopAfter": {"epochs": 40}}])
     straight = create_training(config, output_dir=tmp_path / "straight")
     assert "EarlyStopping" in train(straight).reason
@@ -119,7 +119,7 @@ def test_patience_over_a_resume_is_that_of_the_uninterrupted_run(tmp_path, digit
     again = resume_training(directory)
     assert again is None or train(again).reason == straight.main_loop.outcome.reason
     assert history(directory) == history(tmp_path / "straight")
-    longer = resume_training(directory, overrides=["hooks.EarlyStopping.patience=5"])
+    longer = resume_training(directory, overrides=["hooks.EarlyStopping.patience=4"])
     train(longer)
     assert longer.main_loop.training_epochs_done >= straight.main_loop.training_epochs_done + 2
 

@@ -92,8 +92,9 @@ def test_the_picture_is_shown_in_trackers(scripted, tmp_path):
 def test_the_arguments_of_the_picture(saved):
     plain = saved(LABELS, GUESSES)[1]
     for arguments in ({"normalize": False}, {"cmap": "Greens"}):
-        assert saved(LABELS, GUESSES, **arguments)[1].shape == plain.shape
-        assert not np.array_equal(saved(LABELS, GUESSES, **arguments)[1], plain)
+        other = saved(LABELS, GUESSES, **arguments)[1]
+        assert other.shape == plain.shape
+        assert not np.array_equal(other, plain)
     assert saved(LABELS, GUESSES, figsize=[10, 15])[1].shape == (1500, 1000, 3)
 
 
@@ -101,7 +102,7 @@ def drawn(matrix, names, normalize=True):
     return draw_matrix(np.asarray(matrix), names, "valid, epoch 1", normalize=normalize, cmap="Blues", size=None)
 
 
-@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 30, 1000]))
+@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 1000]))
 def test_any_number_of_classes_fits_on_a_picture(classes):
     picture = drawn(np.eye(classes, dtype=int) * 7, [f"name of class {number}" for number in range(classes)])
     assert max(picture.shape) < 1800
@@ -117,7 +118,7 @@ def test_a_stream_of_which_nothing_counts_is_warned_of(scripted, numbers, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["w" * 300, "$x_{", "猫", "", "a\nb"])
+@pytest.mark.parametrize("name", thinned(["w" * 300, "$x_{", "猫", "", "a\nb"], ["w" * 300, "$x_{"]))
 def test_any_name_fits_on_a_picture(name):
     picture = drawn([[3, 1], [0, 2]], [name, "b"])
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):

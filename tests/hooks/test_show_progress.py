@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from campaign import thinned
 from tqdm import TMonitor
 
 from emrun import AbstractHook, MainLoop
@@ -71,7 +72,7 @@ def test_a_terminal_shows_a_bar_for_each_stream(tmp_path, emrun_on_terminal):
     assert not [line for line in lines if "batch" in line]  # no bar is left
 
 
-@pytest.mark.parametrize("option", ["--no-progress", "-q"])
+@pytest.mark.parametrize("option", thinned(["--no-progress", "-q"], ["--no-progress"]))
 def test_a_terminal_shows_no_bar_when_none_is_wanted(tmp_path, emrun_on_terminal, option):
     (tmp_path / "config.yaml").write_text(CONFIG)
     status, _, text = emrun_on_terminal("train", option, "config.yaml")

@@ -22,7 +22,7 @@ def test_it_ends_the_training_with_the_two_means(scripted, numbers, write):
 
 
 def test_a_resumed_run_ends_in_the_same_epoch(tmp_path, digits_config):
-    stop = {"StopOnPlateau": {"long_term": 6, "short_term": 2, "variable": "accuracy", "objective": "max"}}
+    stop = {"StopOnPlateau": {"long_term": 4, "short_term": 2, "variable": "accuracy", "objective": "max"}}
     stats = {"ComputeStats": {"variables": ["accuracy"]}}
     config = digits_config([stats, stop, {"StopAfter": {"epochs": 60}}])
     straight = create_training(config, output_dir=tmp_path / "straight")

@@ -1,5 +1,7 @@
 """The runs in a database of MLflow, and, in campaigns, of a real MLflow server on loopback that has one."""
 
+import fcntl
+import os
 import re
 import sqlite3
 import subprocess
@@ -7,13 +9,15 @@ import sys
 import threading
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
+from campaign import thinned
 from conftest import Warm
 from sweeps import statuses, trials, write_project
 
 from emrun.base.errors import ArgumentError, HookError
-from emrun.hooks import WriteMLflow
+from emrun.hooks import AbstractTracker, WriteMLflow
 from emrun.hooks.write_mlflow import _key
 from emrun.record.facts import Facts
 
@@ -56,6 +60,7 @@ def address_of(process, log):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", ["database", pytest.param("server", marks=pytest.mark.campaign)], indirect=True)
+@pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals):
     uri, database = store
     run_often(f"  - WriteMLflow: {{uri: '{uri}', experiment: one, tags: {{who: me}}, every: 10 updates}}", signals)
@@ -142,6 +147,32 @@ def test_a_server_of_something_else_is_an_error(monkeypatch):
         with pytest.raises(HookError, match="has given no run; is this the address of an MLflow server"):
             hook.begin(Facts("run", {}, "", None, None, ""), None)
         server.shutdown()
+
+
+def test_one_process_at_a_time_makes_the_tables_of_a_database(tmp_path, monkeypatch):
+    """Two that do so at once fail, as the trials below would."""
+    makes, begins = [], []
+
+    class Client:
+        def __init__(self, uri):
+            self.uri = uri
+
+        def search_experiments(self, max_results):
+            descriptor = os.open(tmp_path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
+            makes.append(self.uri)
+
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", Client)
+    monkeypatch.setattr(AbstractTracker, "before_training", lambda self: begins.append(len(makes)))
+    hook = WriteMLflow(uri=f"sqlite:///{tmp_path}/runs.db")
+    hook.main_loop = SimpleNamespace(evaluating=False)
+    hook.before_training()
+    assert (makes, begins) == ([f"sqlite:///{tmp_path}/runs.db"], [1])
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is free again
+    os.close(descriptor)
 
 
 @pytest.mark.campaign

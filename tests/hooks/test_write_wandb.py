@@ -4,6 +4,7 @@ import json
 import struct
 
 import pytest
+from campaign import thinned
 from conftest import Warm
 
 from emrun.base.errors import ArgumentError
@@ -20,6 +21,8 @@ def warm(warm):
     process.close()
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals):
     place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", signals)
     straight, often = history(place / "straight"), history(place / "often")

@@ -1,9 +1,11 @@
 """What a subclass of `TorchModel` may override, read and set: one test for each line of the contract."""
 
 import copy
+import itertools
 
 import pytest
 import torch
+from campaign import thinned
 from doubles import SGD, XY, Affine, run
 from torch import nn
 
@@ -205,8 +207,13 @@ def test_events_with_and_without_super(calls_super):
     assert weight == trained(TorchModel)[1]
 
 
-@pytest.mark.parametrize("kind", [TorchModel, ByHand, BySuper])
-@pytest.mark.parametrize("form", [{}, {"accumulate": 2}, {"micro_batch_size": 1}], ids=str)
+KINDS = [TorchModel, ByHand, BySuper]
+FORMS = [{}, {"accumulate": 2}, {"micro_batch_size": 1}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), thinned(itertools.product(KINDS, FORMS), list(zip(KINDS, FORMS, strict=True))), ids=str
+)
 def test_a_deep_copy_trains_by_itself(kind, form):
     model, weight = trained(kind, **form)
     copied = copy.deepcopy(model)

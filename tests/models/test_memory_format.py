@@ -81,7 +81,7 @@ def test_wrong_values_are_errors(value, message):
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign  # in `make test`, pairs of them: see test_recomputation.py
 def test_the_keys_go_together():
     arguments = {"recompute": r"^layers\.0$", "compile": {"backend": "aot_eager"}, "accumulate": 2}
     assert close(trained(accumulate=2), trained(memory_format="channels_last", **arguments))

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from campaign import thinned
 from in_ranks import Failed, in_ranks, results_of
 from safetensors.torch import load_file
 from torch import nn
@@ -299,11 +300,11 @@ def flat(value):
 
 
 def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(tmp_path):
-    places = [tmp_path / str(number) for number in range(5)]
+    places = [tmp_path / str(number) for number in range(4)]
     for place in places:
         place.mkdir()
     saved_again(places[0], None)
-    for place, source, size in zip(places[1:], places, (2, 3, 2, 1), strict=False):
+    for place, source, size in zip(places[1:], places, (2, 3, 1), strict=False):
         in_ranks(size, saved_again, place, source) if size > 1 else saved_again(place, source)
     expected, states = read_saved(places[0]).tensors, flat(load_state(places[0])["model"])
     assert any("exp_avg" in str(path) for path in states)
@@ -313,11 +314,11 @@ def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(t
         assert all(torch.equal(found[name], each) for name, each in expected.items())
         assert of_place.keys() == states.keys()
         assert digest([*of_place.values()]) == digest([*states.values()])
-    assert [(place / "shards.json").exists() for place in places] == [False, True, True, True, False]
+    assert [(place / "shards.json").exists() for place in places] == [False, True, True, False]
     own = [load_file(places[2] / f"state-{rank}.safetensors") for rank in range(3)]
     names = [{name.rpartition("[")[2] for name in each} for each in own]
     assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
-    assert (places[4] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
+    assert (places[3] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
     changes = ["['head.weight']", "['state']['state'][0]['exp_avg']"]  # embed.weight is the first parameter
     assert in_ranks(2, changed_since, places[2]) == [([], changes)] * 2
 
@@ -349,7 +350,11 @@ def three_passes(how):
 
 
 @pytest.mark.parametrize(
-    ("how", "name"), [("adds", "blocks.1.0.scale"), ("replaces", "head.weight"), ("between", "blocks.0.0.weight")]
+    ("how", "name"),
+    thinned(
+        [("adds", "blocks.1.0.scale"), ("replaces", "head.weight"), ("between", "blocks.0.0.weight")],
+        [("replaces", "head.weight")],
+    ),
 )
 def test_a_parameter_that_is_added_or_replaced_later_is_an_error_with_its_name(how, name):
     for each in results_of(2, three_passes, how):

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import runpy
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from campaign import thinned
 
 from emrun.base.encoding import digest, random_digest
 from emrun.base.errors import StorageError, StreamError
@@ -129,8 +131,9 @@ def of_campaigns(*cases):
 
 
 PAIRS = [  # of a stream, a number of workers and a buffer
-    *((Strided, 2, 1), (Strided, 3, 4), (Plain, 2, 0), (Drawing, 3, 1), (Stateful, 2, 4)),
-    *of_campaigns((Strided, 1, 0), (Strided, 2, 16), (Plain, 1, 4), (Drawing, 1, 16), (Stateful, 3, 0)),
+    *((Strided, 3, 4), (Drawing, 3, 1), (Stateful, 2, 4)),
+    *of_campaigns((Strided, 2, 1), (Plain, 2, 0), (Strided, 1, 0), (Strided, 2, 16)),
+    *of_campaigns((Plain, 1, 4), (Drawing, 1, 16), (Stateful, 3, 0)),
 ]
 
 
@@ -144,8 +147,8 @@ def test_batches_and_their_order_are_those_of_one_process(kind, workers, buffer,
 
 
 RESUMED = [  # a stream, the batch at which it is left, and the numbers of workers before and after
-    *((Strided, 4, 3, 0), (Strided, 4, 1, 2), (Plain, 4, 2, 2), (Drawing, 4, 1, 2)),
-    *((Stateful, 4, 0, 3), (Stateful, 1, 3, 0)),
+    *((Strided, 4, 3, 0), (Drawing, 4, 1, 2), (Stateful, 4, 0, 3)),
+    *of_campaigns((Strided, 4, 1, 2), (Plain, 4, 2, 2), (Stateful, 1, 3, 0)),
     *of_campaigns((Strided, 1, 2, 2), (Strided, 4, 0, 3), (Plain, 1, 0, 3), (Drawing, 1, 3, 0), (Stateful, 1, 1, 2)),
 ]
 
@@ -289,7 +292,7 @@ def test_batches_that_no_pipe_holds_are_read_ahead(tmp_path):
     workers.close()
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("ahead", thinned([1, 2, 3], [2]))
 def test_a_worker_makes_no_more_batches_ahead_of_the_loop_than_it_may(tmp_path, ahead):
     def stream(ctx):
         for rows in ctx.batches(20, 1):
@@ -319,7 +322,7 @@ class Broken(ValueError):
         self.code = code
 
 
-@pytest.mark.parametrize(("workers", "at"), [(1, 0), (1, 2), (2, 1), (2, 5), (3, 0), (3, 5)])
+@pytest.mark.parametrize(("workers", "at"), thinned([(1, 0), (1, 2), (2, 1), (2, 5), (3, 0), (3, 5)], [(1, 0), (2, 5)]))
 def test_an_error_comes_after_the_batches_before_it_with_the_workers_traceback(workers, at):
     def stream(ctx):
         for number, rows in enumerate(ctx.batches(20, 3)):
@@ -363,8 +366,8 @@ class Dying:
     ("how", "message"),
     [
         (signal.SIGKILL, "was killed by SIGKILL; .* when memory runs out"),
-        (signal.SIGSEGV, "was killed by SIGSEGV; a library that the stream uses crashed"),
-        (0, "ended by itself with exit status 0"),
+        *of_campaigns((signal.SIGSEGV, "was killed by SIGSEGV; a library that the stream uses crashed")),
+        *of_campaigns((0, "ended by itself with exit status 0")),
         (3, "ended by itself with exit status 3"),
     ],
 )
@@ -471,7 +474,7 @@ def test_a_function_that_cannot_be_sent_is_named():
 # The end
 
 
-@pytest.mark.parametrize("taken", [0, 1, 8])
+@pytest.mark.parametrize("taken", thinned([0, 1, 8], [1]))
 def test_no_process_and_no_file_is_left_behind(taken, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     epochs_of(wrap(Strided().train_stream, 1), 1)  # what multiprocessing keeps for the next time
@@ -538,17 +541,35 @@ def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(t
         "    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
         "    with open('masks', 'a') as file: print(*sorted(each.name for each in mask), file=file)\n"
     )
-    environment = {**os.environ, "TMPDIR": str(short_folder)}
-    process = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout.readline() == b"begun\n"
+    begun, said = os.pipe()
+    if method == "fork":
+        process = multiprocessing.get_context("fork").Process(
+            target=run_as_main, args=(tmp_path / "main.py", said, short_folder)
+        )
+        process.start()
+    else:
+        environment = {**os.environ, "TMPDIR": str(short_folder)}
+        process = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path, stdout=said, env=environment)
+    os.close(said)
+    with os.fdopen(begun, "rb") as output:
+        assert output.readline() == b"begun\n"
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 2
     process.kill()
-    process.communicate()
+    process.join() if method == "fork" else process.wait()
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list(short_folder.glob("emrun-*")) == []
     if method != "fork":  # a signal of the group must not reach a worker before it can ignore it
         assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGHUP SIGINT SIGTERM SIGUSR1"}
+
+
+def run_as_main(path, output, folder):
+    """Run a program with this standard output, in a fork, which needs no time to import PyTorch."""
+    os.dup2(output, 1)
+    os.close(output)
+    sys.stdout = os.fdopen(1, "w")
+    tempfile.tempdir = str(folder)
+    runpy.run_path(str(path), run_name="__main__")
 
 
 @pytest.fixture
@@ -621,7 +642,7 @@ def test_handlers_and_masks_are_as_before():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", thinned([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], [signal.SIGINT]))
 def test_a_signal_of_the_group_does_not_end_a_worker_and_is_not_kept_from_what_it_starts(number):
     def stream():
         os.kill(os.getpid(), number)
@@ -631,7 +652,7 @@ def test_a_signal_of_the_group_does_not_end_a_worker_and_is_not_kept_from_what_i
         assert list(wrapper) == [{"x": [1], "blocked": []}]
 
 
-@pytest.mark.parametrize("taken", [1, 3])
+@pytest.mark.parametrize("taken", thinned([1, 3], [3]))
 def test_the_reader_ends_with_the_processes_that_it_waits_for(taken, tmp_path):
     before = readers()
     stream = wrap(Hanging(tmp_path / "hangs").train_stream, 1)
@@ -649,7 +670,7 @@ def test_processes_that_are_forked_later_and_the_end_of_a_loop_with_workers_writ
     def loop():
         first = wrap(Strided().train_stream, 2).__enter__()
         next(iter(first))
-        for _ in range(5):
+        for _ in range(2):
             with wrap(Strided().train_stream, 2, training=False) as other:
                 next(iter(other))
 
@@ -663,7 +684,7 @@ def test_processes_that_are_forked_later_and_the_end_of_a_loop_with_workers_writ
 @pytest.mark.parametrize("method", SLOW)
 def test_too_many_open_files_are_an_error_that_names_the_limit(tmp_path, warm, method):
     (tmp_path / "few.py").write_text(
-        "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import resource, sys; sys.path[:0] = sys.argv[1], sys.argv[1] + '/tests'\n"
         "from tests.streams.test_workers import Strided, wrap\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
         "with wrap(Strided().train_stream, 2, start_method=sys.argv[2]) as stream:\n"
@@ -742,7 +763,7 @@ class Made:
             yield {"whole": big, "view": ctx.empty((4, 40, 40), np.uint8)[:0], "small": small}
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", thinned([0, 1, 2], [0, 2]))
 def test_arrays_of_ctx_empty_are_those_of_numpy(workers):
     (batches,) = epochs_of(wrap(Made().train_stream, workers), 1)
     assert batches == [

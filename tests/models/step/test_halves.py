@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 from in_ranks import in_ranks
 from torch import nn
 
@@ -69,12 +70,12 @@ def trained(loss, *, weighs=False, epochs=2, **arguments):
     return model.module.calls.item(), found
 
 
-@pytest.mark.parametrize(("loss", "weighs"), [(of_examples, True), (scalar, False)])
+@pytest.mark.parametrize(("loss", "weighs"), thinned([(of_examples, True), (scalar, False)], [(of_examples, True)]))
 def test_means_over_examples_are_silent_also_weighted_beside_batch_norm_and_dropout(loss, weighs):
     assert [found for _, found in in_ranks(2, trained, loss, weighs=weighs)] == [[], []]
 
 
-@pytest.mark.parametrize("loss", [total, over_positives])
+@pytest.mark.parametrize("loss", thinned([total, over_positives], [over_positives]))
 def test_sums_are_said_too(loss):
     assert [len(found) for _, found in in_ranks(2, trained, loss)] == [1, 1]
 
@@ -84,7 +85,7 @@ def test_nothing_is_compared_in_one_process():
         assert trained(contrastive, **arguments)[1] == []
 
 
-@pytest.mark.parametrize("synchronises", [False, True])
+@pytest.mark.parametrize("synchronises", thinned([False, True], [True]))
 def test_it_is_said_on_several_ranks_and_sync_batch_norm_does_not_silence_it(synchronises):
     for calls, found in in_ranks(2, trained, contrastive, sync_batch_norm=synchronises):
         assert calls == 6

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from campaign import thinned
 from in_ranks import Failed, in_ranks, needs_shards, results_of
 from torch import nn
 from torch.optim import SGD
@@ -57,7 +58,11 @@ def expected(weights, uses_two):
 
 @needs_shards
 @pytest.mark.parametrize(
-    ("weights", "uses_two"), [((1.0, 3.0), (True, False)), ((2.0, 0.0, 1.0), (False, False, False))]
+    ("weights", "uses_two"),
+    thinned(
+        [((1.0, 3.0), (True, False)), ((2.0, 0.0, 1.0), (False, False, False))],
+        [((2.0, 0.0, 1.0), (False, False, False))],
+    ),
 )
 def test_gradients_are_those_of_the_weighted_mean_and_none_where_no_rank_has_one(weights, uses_two):
     wanted, mean = expected(weights, uses_two)
