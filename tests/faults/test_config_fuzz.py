@@ -218,7 +218,7 @@ def one_edit(name, generator):
 
 @pytest.mark.parametrize(("edits", "step"), [(1, 4), pytest.param(6, 1, marks=pytest.mark.campaign)])
 def test_a_misspelt_name_is_reported_at_its_line_and_nearly_always_with_the_right_one(edits, step):
-    """Each edit of a name leaves out, adds or replaces a letter, or swaps two; of all names, each `step`-th is tried."""
+    """Each edit of a name leaves out, adds or replaces a letter, or swaps two; `step` tells which names are tried."""
     generator = random.Random("typos")
     tried = right = 0
     wrong = []
