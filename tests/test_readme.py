@@ -33,7 +33,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 COSTLY = [
     f"docs/guide/{each}.md"
-    for each in ("agents", "config", "devices", "export", "hooks", "recipes", "resume", "runs", "speed", "sweep")
+    for each in (
+        *("agents", "config", "devices", "export", "hooks", "python"),
+        *("recipes", "resume", "runs", "speed", "sweep", "weights"),
+    )
 ]
 """The pages whose commands only `make campaign` runs."""
 WITH_TRANSFORMERS = ("docs/start/language_models.md", "docs/start/text.md")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 POSITION = parse("x", "c.yaml").position
-COUNTS = [8, pytest.param(1000, marks=[pytest.mark.campaign, pytest.mark.timeout(600)])]
+COUNTS = [5, pytest.param(1000, marks=[pytest.mark.campaign, pytest.mark.timeout(600)])]
 NUMBERS = itertools.count()
 PHASES = (Phase.explicit, Phase.generate)  # an example is small already
 ANNOTATIONS = (

@@ -200,6 +200,7 @@ def lines(path, rows):
     Path(path).write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in rows))
 
 
+@pytest.mark.campaign  # tests/test_readme.py goes this way in docs/start/language_models.md
 def test_from_chats_to_answers():
     lines("chats.jsonl", [talk(f"say {row % 2}", ["no", "yes"][row % 2]) for row in range(80)])
     status, told = begin("--data", "chats.jsonl")
