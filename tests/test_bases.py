@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from campaign import thinned
 from PIL import Image
 
 from emrun import create_training, load_run, resume_training
@@ -108,6 +109,8 @@ VARS = {
 """Base -> what writes the data, the `vars`, and the statistic of `test` with what a training must reach."""
 FAST = {"tabular": ["vars.epochs=12"], "tabular_regression": ["vars.epochs=20"], "forecast": ["vars.epochs=6"]}
 FAST |= {"text_classification": ["vars.epochs=4"], "chat": ["vars.epochs=6", "vars.lr=0.01"]}
+FEW = ("tabular", "tabular_regression", "text_classification")
+"""Those that `make test` trains here; tests/diagnosis/test_first_look.py trains the others, by configs for data."""
 
 
 @pytest.fixture(params=VARS)
@@ -119,6 +122,7 @@ def base(request, tmp_path, monkeypatch):
     return request.param
 
 
+@pytest.mark.parametrize("base", thinned(VARS, FEW), indirect=True)
 def test_four_lines_train_well_and_the_run_needs_neither_the_base_nor_the_data(base, tmp_path, monkeypatch):
     check_statically(load_config("c.yaml"), evaluations=True)
     create_training("c.yaml", output_dir="run", overrides=FAST.get(base, [])).main_loop.run_training()
@@ -142,11 +146,7 @@ def test_four_lines_train_well_and_the_run_needs_neither_the_base_nor_the_data(b
     assert sum(each.numel() for each in model.module.parameters()) > 100
 
 
-@pytest.mark.parametrize(
-    "base",
-    [name if name in ("tabular", "chat") else pytest.param(name, marks=pytest.mark.campaign) for name in VARS],
-    indirect=True,
-)
+@pytest.mark.parametrize("base", thinned(VARS, ["tabular"]), indirect=True)
 def test_a_new_run_of_a_base_begins_on_two_ranks(base, emrun, run_directory):
     done = emrun("train", "c.yaml", "vars.epochs=1", "--nproc", "2", ranks=2)
     assert done.returncode == 0, done.stderr

@@ -85,14 +85,20 @@ def parsed(text):
 
 def imports_of(path, with_late=True):
     """Return the modules that a file imports, including imports for type checkers only."""
-    tree = parsed(path.read_text(encoding="utf-8"))
+    return imports_in(path.read_text(encoding="utf-8"), with_late)
+
+
+@functools.cache
+def imports_in(text, with_late):
+    """Return the modules that a text imports; the copies that tests change have mostly the same texts."""
+    tree = parsed(text)
     found = set()
     for node in ast.walk(tree) if with_late else ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+    return frozenset(found)
 
 
 def imports_within(root):

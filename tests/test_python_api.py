@@ -4,13 +4,16 @@ import asyncio
 import io
 import json
 import logging
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 
 import emrun
 from emrun.base.errors import ArgumentError, ConfigError, UsageError
@@ -18,18 +21,25 @@ from emrun.cli.console import _TerminalHandler, terminal_log
 
 SAMPLE = Path(__file__).parent.parent / "sample_configs" / "digits_mlp.yaml"
 ONE_EPOCH = ["hooks.StopAfter.epochs=1"]
+SHORT = [*ONE_EPOCH, "main_loop.fixed_epoch_size=6", "main_loop.report=false"]
 
 
 def files_below(directory):
     return {path: path.lstat().st_mtime_ns for path in directory.rglob("*")}
 
 
-@pytest.fixture
-def run(tmp_path):
-    """The directory of a finished run of one epoch."""
-    training = emrun.create_training(SAMPLE, tmp_path / "log", overrides=ONE_EPOCH)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a finished run of one epoch, which no test changes."""
+    training = emrun.create_training(SAMPLE, tmp_path_factory.mktemp("log"), overrides=ONE_EPOCH)
     training.main_loop.run_training()
     return training.output_dir
+
+
+@pytest.fixture
+def run(tmp_path, finished):
+    """The directory of a finished run of one epoch."""
+    return shutil.copytree(finished, tmp_path / "log" / finished.name, symlinks=True)
 
 
 def test_a_loaded_config_is_a_mapping_of_plain_values():
@@ -176,7 +186,7 @@ def log_lines(directory):
 
 
 def test_the_log_of_a_run_from_python_has_its_construction_its_epochs_and_its_end(tmp_path):
-    training = emrun.create_training(SAMPLE, tmp_path, overrides=ONE_EPOCH)
+    training = emrun.create_training(SAMPLE, tmp_path, overrides=SHORT)
     training.main_loop.run_training()
     text = "\n".join(log_lines(training.output_dir))
     assert text.count("run directory: ") == 1
@@ -210,7 +220,7 @@ def test_the_log_of_a_run_by_hand_has_what_happens_inside_of_the_block(tmp_path)
 
 
 def test_the_log_of_a_resume_from_python_has_its_epochs(run):
-    resumed = emrun.resume_training(run, ["hooks.StopAfter.epochs=2"])
+    resumed = emrun.resume_training(run, ["hooks.StopAfter.epochs=2", "main_loop.report=false"])
     resumed.main_loop.run_training()
     text = "\n".join(log_lines(run))
     assert text.count("epoch 1  train  loss ") == text.count("epoch 2  train  loss ") == 1
@@ -224,7 +234,7 @@ def test_the_log_of_a_run_leaves_the_users_own_logging_as_it_is(tmp_path, level)
     root.addHandler(handler)
     root.setLevel(level)
     try:
-        emrun.create_training(SAMPLE, tmp_path, overrides=ONE_EPOCH).main_loop.run_training()
+        emrun.create_training(SAMPLE, tmp_path, overrides=SHORT).main_loop.run_training()
         assert root.level == level
     finally:
         root.removeHandler(handler)
@@ -303,8 +313,8 @@ def in_thread(call):
     return called
 
 
-def trained_with(directory, *hooks, overrides=ONE_EPOCH):
-    training = emrun.create_training(SAMPLE, output_dir=directory, overrides=overrides)
+def trained_with(directory, *hooks):
+    training = emrun.create_training(SAMPLE, output_dir=directory, overrides=SHORT)
     training.main_loop.change_hooks([*training.hooks, *hooks])
     training.main_loop.run_training()
     return (directory / "steps.jsonl").read_bytes()
@@ -329,9 +339,9 @@ AT_THE_SAME_TIME = {
 }
 
 
-@pytest.mark.parametrize("name", AT_THE_SAME_TIME)
+@pytest.mark.parametrize("name", thinned(AT_THE_SAME_TIME, ["run_training", "evaluate"]))
 def test_a_second_training_at_the_same_time_is_an_error_and_the_first_goes_on_as_alone(tmp_path, run, name):
-    built = emrun.create_training(SAMPLE, output_dir=tmp_path / "built")
+    built = emrun.create_training(SAMPLE, output_dir=tmp_path / "built", overrides=SHORT)
     begin = partial(AT_THE_SAME_TIME[name], run, tmp_path / "new", built)
     other = Meanwhile(in_thread(begin))
     assert trained_with(tmp_path / "first", other) == trained_with(tmp_path / "alone")
@@ -343,12 +353,12 @@ def test_a_second_training_at_the_same_time_is_an_error_and_the_first_goes_on_as
 WITHIN = ["evaluate", "predict", "load_run", "create_model", "create_dataset"]
 
 
-@pytest.mark.parametrize("event", ["after_batch", "after_epoch", "after_checkpoint"])
+@pytest.mark.parametrize("event", thinned(["after_batch", "after_epoch", "after_checkpoint"], ["after_checkpoint"]))
 def test_an_evaluation_in_a_hook_changes_nothing_in_the_training(tmp_path, run, event):
     hooks = [Meanwhile(partial(AT_THE_SAME_TIME[name], run, None, None), event) for name in WITHIN]
     random = []
     for directory, more in ((tmp_path / "first", hooks), (tmp_path / "alone", [])):
-        training = emrun.create_training(SAMPLE, output_dir=directory, overrides=ONE_EPOCH)
+        training = emrun.create_training(SAMPLE, output_dir=directory, overrides=SHORT)
         training.main_loop.change_hooks(
             [*training.hooks, *more, Meanwhile(lambda: random.append(np.random.rand()), event)]
         )
@@ -382,7 +392,7 @@ def test_a_training_that_failed_lets_the_next_one_begin(tmp_path):
 
 
 def test_tasks_of_asyncio_that_train_epoch_by_epoch_at_the_same_time_are_an_error(tmp_path):
-    loops = [emrun.create_training(SAMPLE, output_dir=tmp_path / name).main_loop for name in ("a", "b")]
+    loops = [emrun.create_training(SAMPLE, tmp_path / name, overrides=SHORT).main_loop for name in ("a", "b")]
 
     async def epochs(loop):
         with loop:
@@ -453,8 +463,12 @@ class Net(torch.nn.Linear):
 """
 
 
-@pytest.mark.parametrize("at", ["built", "before_training", "read", "forward", "after_epoch"])
-@pytest.mark.parametrize("how", CONFIGURED)
+EVENTS = ("built", "before_training", "read", "forward", "after_epoch")
+FEW = [*zip(CONFIGURED, (*EVENTS, "read"), strict=True)]
+"""Each way once, and each event at least once."""
+
+
+@pytest.mark.parametrize(("how", "at"), thinned(product(CONFIGURED, EVENTS), FEW))
 def test_logging_that_other_code_configures_takes_no_line_from_the_log(tmp_path, monkeypatch, how, at):
     monkeypatch.syspath_prepend(tmp_path)
     name = f"loud_{how}_{at}"
@@ -463,7 +477,7 @@ def test_logging_that_other_code_configures_takes_no_line_from_the_log(tmp_path,
         "seed": 1,
         "dataset": {"class": f"{name}.Data"},
         "model": {"module": {"class": f"{name}.Net"}, "optimizer": {"class": "SGD", "lr": 0.1}},
-        "main_loop": {"skip_zeroth_epoch": True},
+        "main_loop": {"skip_zeroth_epoch": True, "report": False},
         "hooks": [f"{name}.Loud", {"ComputeStats": {"variables": ["loss"]}}, "LogVariables", STOP],
     }
     root, told = logging.getLogger(), io.StringIO()

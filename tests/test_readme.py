@@ -8,7 +8,8 @@ docs/guide/runs.md has the transcripts of the commands on runs. All blocks of a 
 the project of docs/start/project.md, so that a later block finds the runs of an earlier one. To add a command: write a
 section with a block `console` that has only its lines `$ emrun ...`, and let the command above write the output into
 it; give runs fixed names (`--output-dir`), add a block `sh` for what need not be shown, and mark a block that takes
-more than a few seconds `console slow`: `make campaign` runs it, in a copy of the project of its own.
+more than a few seconds `console slow`: `make campaign` runs it, in a copy of the project of its own. A page whose
+commands take more than about two CPU seconds together is listed in COSTLY: `make test` only checks its configs.
 """
 
 import json
@@ -21,6 +22,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
@@ -29,11 +31,22 @@ ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_configs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+COSTLY = [
+    f"docs/guide/{each}.md"
+    for each in (
+        *("agents", "config", "devices", "export", "hooks", "python"),
+        *("recipes", "resume", "runs", "speed", "sweep", "weights"),
+    )
+]
+"""The pages whose commands only `make campaign` runs."""
+WITH_TRANSFORMERS = ("docs/start/language_models.md", "docs/start/text.md")
+"""The pages whose commands import transformers."""
 BLOCK = re.compile(
     r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 DIGITS = "emrun train sample_configs/digits_convnet.yaml"
-SET_UP = {"make train": f"{DIGITS} hooks.StopAfter.epochs=2"}  # without the virtual environment, and not to the end
+SHORT = "hooks.StopAfter.epochs=1 main_loop.fixed_epoch_size=8 'main_loop.extra_streams=[{valid: {batches: 2}}]'"
+SET_UP = {"make train": f"{DIGITS} {SHORT}"}  # without the virtual environment, and not to the end
 SLOW_START = re.compile(r"^(importing|building|reading) .*\.\.\.\n", re.MULTILINE)  # told where it takes long
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -65,6 +78,14 @@ def bash(script, cwd, timeout=100):
 def project(tmp_path):
     """The directory of the README's project."""
     return shutil.copytree(SAMPLES / "my_project", tmp_path / "project")
+
+
+@pytest.fixture
+def warm(request, warm):
+    """Let the commands of a page that needs transformers run where the library is imported already."""
+    if request.node.name.endswith(tuple(f"[{name}]" for name in WITH_TRANSFORMERS)):
+        return request.getfixturevalue("warm_with_transformers")
+    return warm
 
 
 @pytest.fixture
@@ -181,14 +202,44 @@ def test_the_project_of_the_pages_is_the_sample():
     assert files_of(README).items() <= sample.items()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_command_and_snippet_of_a_page_works(name, project, shell, warm, monkeypatch):
-    if name == "docs/start/install.md":
-        shutil.copytree(SAMPLES, project / "sample_configs")
+@pytest.fixture
+def in_project(project, monkeypatch):
+    """Be in the directory of the README's project, whose modules can be imported."""
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for other in [name for name in sys.modules if name.startswith("my_")]:  # of another test's project
         monkeypatch.delitem(sys.modules, other)
+    return project
+
+
+def check_data(block, index):
+    """Check that a block of YAML is a config, or a part of one; or that a block of TOML can be read."""
+    text = block["text"]
+    if block["kind"] == "toml":
+        tomllib.loads(text)
+    elif block["kind"] == "yaml" and block["info"] != "wrong":
+        is_part = not re.search(r"^(extends|dataset):", text, re.MULTILINE) or "\nmodel:" not in f"\n{text}"
+        part = f"extends: config.yaml\n{text}" if is_part and "extends:" not in text else text
+        snippet = Path(f"snippet_{index}.yaml")
+        snippet.write_text(part)
+        check_statically(load_config(snippet), evaluations=True)
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_the_configs_of_a_page_are_valid(name, in_project):
+    found = blocks(page(name))
+    for block in found:
+        if block["file"]:
+            (in_project / block["file"]).write_text(block["text"])
+    for index, block in enumerate(found):
+        check_data(block, index)
+
+
+@pytest.mark.parametrize("name", thinned(PAGES, [name for name in PAGES if name not in COSTLY]))
+def test_every_command_and_snippet_of_a_page_works(name, in_project, shell, warm):
+    project = in_project
+    if name == "docs/start/install.md":
+        shutil.copytree(SAMPLES, project / "sample_configs")
     for index, block in enumerate(blocks(page(name))):
         kind, text = block["kind"], block["text"]
         if block["file"]:
@@ -203,13 +254,8 @@ def test_every_command_and_snippet_of_a_page_works(name, project, shell, warm, m
             (project / f"snippet_{index}.py").write_text(text)
             done = warm.run([str(project / f"snippet_{index}.py")], project, timeout=60)
             assert done.returncode == 0, done.stderr
-        elif kind == "toml":
-            tomllib.loads(text)
-        elif kind == "yaml" and block["info"] != "wrong":
-            is_part = not re.search(r"^(extends|dataset):", text, re.MULTILINE) or "\nmodel:" not in f"\n{text}"
-            part = f"extends: config.yaml\n{text}" if is_part and "extends:" not in text else text
-            (project / f"snippet_{index}.yaml").write_text(part)
-            check_statically(load_config(f"snippet_{index}.yaml"), evaluations=True)
+        else:
+            check_data(block, index)
 
 
 @pytest.mark.campaign

@@ -103,7 +103,7 @@ def files_in(directory):
 
 
 def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
-    done = emrun("train", "-q", "upload.yaml", "--output-dir=run", "hooks.StopAfter.epochs=2", cwd=project)
+    done = emrun("train", "-q", "upload.yaml", "--output-dir=run", "hooks.StopAfter.epochs=1", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     run, store = project / "run", project / "uploads" / "run"
     best, latest = ((run / "checkpoints" / name).resolve() for name in ("best", "latest"))
@@ -112,7 +112,7 @@ def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
     (store / latest.name / "manifest.json").unlink()  # the process was killed during the upload
     (store / latest.name / "model.safetensors").write_bytes(b"half")
     (run / ".uploads" / "latest-it-1").mkdir(parents=True)
-    done = emrun("resume", "-q", "run", "hooks.StopAfter.epochs=3", cwd=project)
+    done = emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     assert files_in(store / latest.name)["model.safetensors"] != b"half"
     assert (store / "latest.txt").read_text() != latest.name

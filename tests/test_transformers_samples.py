@@ -71,6 +71,7 @@ def loaded(run):
     }
 
 
+@pytest.mark.campaign  # tests/test_readme.py trains, evaluates and predicts with both bases
 @pytest.mark.parametrize(("name", "lines"), [("text_classification", 22), ("chat", 25)])
 def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
     project = shutil.copytree(ALL / name, tmp_path / name)
@@ -85,7 +86,11 @@ def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
         command = ["predict", "-q", "run", "test", "dataset.test=new.jsonl", "--classes", "-o", "new.csv"]
         assert emrun(*command, cwd=project).returncode == 0
         assert len((project / "new.csv").read_text().splitlines()) == 3
-        return
+
+
+def test_an_adapter_of_a_chat_model_is_trained_loaded_and_exported(tmp_path, warm):
+    project = shutil.copytree(ALL / "chat", tmp_path / "chat")
+    assert warm.run([str(project / "prepare.py")], project, 100).returncode == 0
     (project / "adapters.py").write_text(ADAPTERS)  # what docs/guide/weights.md says of peft
     done = warm.run([str(project / "adapters.py")], project, 250)
     assert done.returncode == 0, done.stderr

@@ -410,7 +410,7 @@ def is_accepted(config):
     return True
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from(PLACES), RANDOM, st.none() | KEYS)
 def test_what_the_check_accepts_is_valid(path, value, key):
     config = (
@@ -422,7 +422,7 @@ def test_what_the_check_accepts_is_valid(path, value, key):
         VALIDATOR.validate(config)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from(PLACES), RANDOM, st.booleans())
 def test_what_the_check_accepts_merged_over_another_config_or_for_a_stream_is_valid(path, value, is_for_stream):
     over = value

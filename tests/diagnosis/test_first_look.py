@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from campaign import thinned
 from click.testing import CliRunner
 from PIL import Image
 
@@ -142,7 +143,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = ("pictures", "people.csv", "load.csv")
+"""Those that `make test` trains: a folder, rows with classes, and rows in time; tests/test_bases.py trains texts."""
+
+
+@pytest.mark.parametrize("name", thinned(CASES, FEW))
 def test_from_data_to_predictions_on_new_files(name):
     prepare, prepare_new, words, measure, column = CASES[name]
     prepare(name)
@@ -159,7 +164,10 @@ def test_from_data_to_predictions_on_new_files(name):
     # the config works, and the model learns
     config = load_config("made")
     try_out(config)
-    training = create_training(config, output_dir="run", overrides=["vars.epochs=12", "vars.patience=12"])
+    overrides = ["vars.epochs=12", "vars.patience=12"]
+    if "SaveConfusionMatrix" in "".join(lines):
+        overrides.append("hooks.SaveConfusionMatrix.every=12")  # a picture takes longer than the training
+    training = create_training(config, output_dir="run", overrides=overrides)
     assert training.main_loop.run_training().status == "finished"
     found = evaluate("run", "test")["test"][measure]["mean"]
     assert found > 0.8 if measure == "accuracy" else found < {"prices.csv": 80, "load.csv": 0.5}[name], found
@@ -174,11 +182,12 @@ def test_from_data_to_predictions_on_new_files(name):
     assert column in rows[0]
     assert "id" in rows[0]
     # a copy of the run elsewhere predicts the same
-    if name == "reviews.jsonl":
+    if name in ("reviews.jsonl", "people.csv"):
         shutil.copytree("run", "elsewhere/copy")
         shutil.rmtree("run")
         predict("elsewhere/copy", data=new, file="q.csv", probabilities=True)
         assert Path("q.csv").read_bytes() == Path("p.csv").read_bytes()
+    if name == "reviews.jsonl":
         assert all((float(row["probability.good"]) > 0.5) == (int(row["id"][1:]) % 2 == 0) for row in rows)
 
 
@@ -191,6 +200,7 @@ def lines(path, rows):
     Path(path).write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in rows))
 
 
+@pytest.mark.campaign  # tests/test_readme.py goes this way in docs/start/language_models.md
 def test_from_chats_to_answers():
     lines("chats.jsonl", [talk(f"say {row % 2}", ["no", "yes"][row % 2]) for row in range(80)])
     status, told = begin("--data", "chats.jsonl")

@@ -1,4 +1,4 @@
-"""Fixtures for fault injection: each test causes a fault, in few trials in `make test`, in all in `make campaign`.
+"""Fixtures for fault injection: each test causes a fault, in one trial in `make test`, in many in `make campaign`.
 
     @pytest.mark.fault("power loss", share=4)
     def test_power_loss(trials):
@@ -82,21 +82,20 @@ class Trial:
 def trials(request):
     """Return a function that yields the trials of a test.
 
-    `make test` has two, or one for each parameter of the test, of `small` of the cases, evenly spaced, or of the list
-    `small`; all of those where the trials are judged `together`. A campaign chooses cases at random: as many as there
-    is time for, but at least `small`.
+    `make test` has one, the middle one of `small` of the cases, evenly spaced, or of the list `small`; all of those
+    where the trials are judged `together`. A campaign chooses cases at random: as many as there is time for, but at
+    least `small`.
     """
     minutes = request.config.getoption("--campaign")
     (mark,) = request.node.iter_markers("fault")
     tally = dict.fromkeys((*OUTCOMES, "planned"), 0)
-    count = 1 if hasattr(request.node, "callspec") else 2
 
     def over(cases, small, together=False):
         cases = list(cases)
         ends_at = None
         few = small if isinstance(small, list) else cases[:: -(-len(cases) // small)]
         if minutes is None:
-            cases = few if together else few[:: max(1, len(few) // 2)][:2][-count:]
+            cases = few if together else [few[len(few) // 2]]
         else:
             random.Random(1).shuffle(cases)
             times = request.config.stash[TIMES]

@@ -122,6 +122,7 @@ def early(monkeypatch):
     monkeypatch.setattr(steps, "_AT_LAST", 3)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(3600)
 @pytest.mark.fault("runs ended at random moments: steps and CSV files")
 def test_the_files_of_a_run_that_was_ended_at_random_moments_are_those_of_a_straight_run(project, early, small, trials):

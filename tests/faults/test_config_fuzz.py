@@ -216,15 +216,15 @@ def one_edit(name, generator):
     return name[:at] + ("", letter + name[at], letter)[kind] + name[at + 1 :]
 
 
-@pytest.mark.parametrize("edits", [1, pytest.param(6, marks=pytest.mark.campaign)])
-def test_a_misspelt_name_is_reported_at_its_line_and_nearly_always_with_the_right_one(edits):
-    """Each edit of a name leaves out, adds or replaces a letter, or swaps two."""
+@pytest.mark.parametrize(("edits", "step"), [(1, 4), pytest.param(6, 1, marks=pytest.mark.campaign)])
+def test_a_misspelt_name_is_reported_at_its_line_and_nearly_always_with_the_right_one(edits, step):
+    """Each edit of a name leaves out, adds or replaces a letter, or swaps two; `step` tells which names are tried."""
     generator = random.Random("typos")
     tried = right = 0
     wrong = []
     for text, names in misspellings():
         line = text[: text.index("@")].count("\n") + 1
-        for name in names:
+        for name in sorted(names)[::step]:
             typos = {one_edit(name, generator) for _ in range(edits)}
             for typo in sorted(typo for typo in typos if typo.isidentifier() and typo.lower() not in _folded(names)):
                 error = verdict(text.replace("@", typo).encode())

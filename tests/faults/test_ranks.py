@@ -21,7 +21,7 @@ CONFIG = f"""{SEVERAL}
 hooks:
   - ComputeStats
   - SaveEvery: {{every: 5 updates, keep: 2}}
-  - StopAfter: {{epochs: 6}}
+  - StopAfter: {{epochs: 3}}
 """
 
 

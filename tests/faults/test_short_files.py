@@ -59,19 +59,27 @@ def epochs(directory):
     return [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    """The directory of a finished run, and the file that the run has if it is one epoch longer."""
+    place = tmp_path_factory.mktemp("whole")
+    (place / "config.yaml").write_text(json.dumps(small.config, indent=2))
+    for name, more in (("whole", ()), ("straight", ("hooks.StopAfter.epochs=4",))):
+        done = small.command("train", "-q", "config.yaml", *more, "--output-dir", name, cwd=place)
+        assert done.returncode == 0, done.stderr
+    return place / "whole", (place / "straight" / "training.csv").read_bytes()
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("metrics.jsonl or training.csv is cut, edited, emptied, deleted, or lacks a line", share=2)
 @pytest.mark.parametrize("cases", [CUT, CHANGED], ids=["cut", "changed"])
-def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(project, small, trials, cases):
-    for name, more in (("whole", ()), ("straight", ("hooks.StopAfter.epochs=4",))):
-        done = small.command("train", "-q", "config.yaml", *more, "--output-dir", name, cwd=project)
-        assert done.returncode == 0, done.stderr
-    expected = (project / "straight" / "training.csv").read_bytes()
+def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(project, small, whole, trials, cases):
+    finished, expected = whole
     run = project / "run"
     for trial in trials(cases, small=4):
         name, how, index = trial.case
         shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(project / "whole", run, symlinks=True)
+        shutil.copytree(finished, run, symlinks=True)
         names = FILES if name == "both" else (name,)
         for each in names:
             harm(run / each, how, index)

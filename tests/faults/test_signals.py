@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from ruamel.yaml import YAML
 
 from emrun.loop.interrupts import Interrupts
@@ -91,14 +92,35 @@ class Sender:
                     os.sched_yield()
 
 
-def trained(small, directory, sender=None, count_file=None):
+def trained(small, directory, *senders, count_file=None):
     def prepare():
-        sender.install()
+        for sender in senders:
+            sender.install()
         if count_file is not None:
-            end = os._exit
-            os._exit = lambda status: (count_file.write_text(str(sender.count)), end(status))
+            counts, end = {sender.where: sender for sender in senders}, os._exit
+            os._exit = lambda status: (
+                count_file.write_text(json.dumps({where: each.count for where, each in counts.items()})),
+                end(status),
+            )
 
-    return small.command(*TRAIN, cwd=directory, prepare=prepare if sender else None)
+    return small.command(*TRAIN, cwd=directory, prepare=prepare)
+
+
+def write_project(small, place):
+    """Write the config of the small training, with data whose import may send a signal."""
+    (place / "dying.py").write_text(DYING)
+    config = {**small.config, "dataset": {**small.config["dataset"], "class": "dying.Data"}}
+    (place / "config.yaml").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def straight(small, tmp_path_factory):
+    """Train without signals; return the result, and how often each moment was there."""
+    place = tmp_path_factory.mktemp("straight")
+    write_project(small, place)
+    done = trained(small, place, *map(Sender, WHERE), count_file=place / "counts")
+    assert done.returncode == 0, done.stderr
+    return small.result(place / "run", NAMES), json.loads((place / "counts").read_text())
 
 
 def checked_end(done, directory, sender):
@@ -119,19 +141,17 @@ def checked_end(done, directory, sender):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("SIGINT and SIGTERM, once and twice, to the process and its group", share=2)
-@pytest.mark.parametrize("where", WHERE)
-def test_a_signal_at_any_moment_ends_the_process_by_it_and_a_resume_ends_the_same(project, small, trials, where):
-    (project / "dying.py").write_text(DYING)
-    config = json.loads((project / "config.yaml").read_text())
-    config["dataset"]["class"] = "dying.Data"
-    (project / "config.yaml").write_text(json.dumps(config))
-    count = project / "count"
-    assert trained(small, project, Sender(where), count).returncode == 0
-    expected = small.result(project / "run", NAMES)
-    moments = int(count.read_text())
+@pytest.mark.parametrize("where", thinned(WHERE, ["batch", "save", "evaluation", "hook"]))
+def test_a_signal_at_any_moment_ends_the_process_by_it_and_a_resume_ends_the_same(
+    project, small, straight, trials, where
+):
+    write_project(small, project)
+    expected, counts = straight
+    moments = counts[where]
     assert where == "import" or moments > 10
     cases = product(SIGNALS, (1, 2), (False, True), range(9 if where != "import" else 2))
-    for trial in trials(cases, small=FEW if where != "import" else FEW[:1]):
+    few = FEW[:1] if where == "import" else FEW[WHERE.index(where) - 2 :] + FEW[: WHERE.index(where) - 2]
+    for trial in trials(cases, small=few):
         number, times, group, _ = trial.case
         shutil.rmtree(project / "run", ignore_errors=True)
         with trial:

@@ -78,6 +78,7 @@ def check_whole(directory):
             assert database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (3,)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("kill -9 at random moments with CSV files, a database and TensorBoard", share=4)
 def test_kills_at_random_moments_change_no_file_that_is_made_from_the_rows(tmp_path, small, trials):

@@ -100,6 +100,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_goes_on(project, small_di
     assert full or tried < 3  # a short campaign
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a file may not grow any more")
 def test_a_file_that_may_not_grow_is_told_and_the_checkpoint_before_goes_on(project, small, expected, trials):

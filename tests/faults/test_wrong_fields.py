@@ -223,6 +223,7 @@ def test_a_trace_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small,
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a field of the record of the code is changed")
 def test_a_record_of_the_code_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small, trials):
