@@ -1,7 +1,7 @@
 """What a run finds for `auto` is in its config, from then on."""
 
 import pytest
-from training.resuming import config_of, interrupted, result, resumed
+from training.resuming import FEW_HOOKS, config_of, interrupted, result, resumed
 
 from emrun import create_training, load_config
 from emrun.storage.run import CONFIG
@@ -31,7 +31,7 @@ hooks: [StopAfter: {epochs: 1}]
 
 
 def config_with(size):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"] |= {"module": {"class": "small_model.Small"}, "micro_batch_size": size}
     return config
 
