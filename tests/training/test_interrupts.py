@@ -45,7 +45,7 @@ SWEPT = [  # some in every test run, with some of the events; all with all event
 ]  # fmt: skip
 SWEEPS = [
     *(
-        pytest.param(*case, 5 * number, 37, marks=pytest.mark.campaign if number in (0, 2, 4, 5) else ())
+        pytest.param(*case, 5 * number, 53, marks=pytest.mark.campaign if number in (0, 2, 4, 5) else ())
         for number, case in enumerate(SWEPT)
     ),
     *(pytest.param(*kind, size, 0, 1, marks=pytest.mark.campaign) for size in (None, 3) for kind in KINDS),

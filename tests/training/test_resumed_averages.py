@@ -21,7 +21,7 @@ def config_with(**arguments):
     return config
 
 
-@pytest.mark.parametrize("step", thinned([18, 3], [18]))
+@pytest.mark.parametrize("step", thinned([31, 3], [31]))
 def test_a_resume_is_exact_from_every_kind_of_event(project, step):
     config = config_with()
     config["model"]["accumulate"] = 2
