@@ -63,7 +63,7 @@ def test_more_batches_than_there_are_is_all_of_them_once(tmp_path):
     assert metrics(trained(tmp_path / "part", config=config)) == metrics(trained(tmp_path / "whole", config=SMALL))
 
 
-@pytest.mark.parametrize("size", ["3 updates", "3 iterations", 3])
+@pytest.mark.parametrize("size", thinned(["3 updates", "3 iterations", 3], ["3 updates"]))
 def test_the_size_of_an_epoch_may_have_its_unit(tmp_path, size):
     training = trained(tmp_path, config={**SMALL, "main_loop": {"fixed_epoch_size": size, "extra_streams": ["valid"]}})
     assert [line["iteration"] for line in metrics(training)] == [0, 3, 6]
