@@ -96,7 +96,7 @@ def trained(way, dies, directory):
     return train(create_training(config_of(way), output_dir=directory)).status
 
 
-IN_SHORT = [("plain", "build", 1), ("windows", "evaluation", 0), ("sharded", "step", 1), ("sharded", "commit", 0)]
+IN_SHORT = [("windows", "evaluation", 0), ("sharded", "commit", 0)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ SENT = [  # an epoch has 45 iterations; rows are written every 20 updates, check
     (signal.SIGINT, "after_epoch", 405),
     (signal.SIGTERM, "train", 500),
 ]
-SIGNALS = {10: SENT[:3], 20: SENT}
+FEW_SENT = [(signal.SIGINT, "train", 77), (signal.SIGTERM, "valid", 90), (signal.SIGKILL, "train", 140)]
+SIGNALS = {4: FEW_SENT, 20: SENT}
 """Epochs -> the signals within them."""
 
 
@@ -95,10 +96,12 @@ def test_the_sample_has_every_built_in_hook():
     assert sorted({*hooks(), *services}) == sorted(short_names("hook", installed=False))
 
 
-@pytest.mark.parametrize("epochs", [10, pytest.param(20, marks=pytest.mark.campaign)])
-def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun, epochs):
+@pytest.mark.parametrize(("epochs", "every"), [(4, 4), pytest.param(20, 10, marks=pytest.mark.campaign)])
+def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun, epochs, every):
     signals, sample = SIGNALS[epochs], SAMPLE.read_text()
     assert "{epochs: 20," in sample
+    assert "every: 10 epochs" in sample
+    sample = sample.replace("every: 10 epochs", f"every: {every} epochs")
     (tmp_path / "send.py").write_text(SEND)
     (tmp_path / "config.yaml").write_text(  # `hooks` is the last section
         sample.replace("{epochs: 20,", f"{{epochs: {epochs},") + "  - send.Send\n"
@@ -114,9 +117,9 @@ def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted
     assert done.returncode == 0, done.stderr
     expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
     written = ["curves.csv", "predictions.csv", "steps.jsonl", "training.csv"]
-    written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, 10) for kind in ("csv", "png")]
+    written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, every) for kind in ("csv", "png")]
     written += ["logits.csv", "sequences.csv", "masks/valid/masks.csv", *(f"masks/valid/{n}.png" for n in range(180))]
-    for epoch in (0, 10):
+    for epoch in (0, every):
         written += [f"visual/epoch_{epoch}/valid/{n}_batch_1_plot-logits.png" for n in range(4)]
         written += [f"examples/epoch_{epoch}/valid/examples.csv"]
         written += [f"examples/epoch_{epoch}/valid/{n + 1:02}_{n}.png" for n in range(16)]

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from campaign import thinned
 from safetensors.torch import load_file
 from training.resuming import Interrupt, train_with
 from training.tiny import CONFIG as TINY, trained
@@ -130,18 +131,18 @@ def test_a_resume_shares_the_file_and_ends_the_same(shared, tmp_path):
     assert are_equal(values_of(run), values_of(shared))
 
 
-def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tmp_path):
+@pytest.mark.parametrize("epochs", thinned([1, 2, 3], [2]))
+def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tmp_path, epochs):
     straight = run_of(tmp_path / "straight", epochs=4, until="2 epochs")
     has_frozen = [FROZEN in names_in(each) for each in places_in(straight)]
     assert has_frozen in ([True, False, False, False], [True, True, False, False])
     assert [names_in(each) for each in places_in(straight)][-1] == {"model.safetensors"}
     first, *_, last = map(values_of, places_in(straight))
     assert not torch.equal(first["0.weight"], last["0.weight"])
-    for epochs in (1, 2, 3):
-        run = run_of(tmp_path / str(epochs), epochs=epochs, until="2 epochs")
-        train(resume_training(run, overrides=["hooks.StopAfter.epochs=4"]))
-        assert are_equal(values_of(run), last)
-        assert inodes(run) == [inodes(run)[0]] * has_frozen.count(True)
+    run = run_of(tmp_path / "run", epochs=epochs, until="2 epochs")
+    train(resume_training(run, overrides=["hooks.StopAfter.epochs=4"]))
+    assert are_equal(values_of(run), last)
+    assert inodes(run) == [inodes(run)[0]] * has_frozen.count(True)
 
 
 def test_averages_share_the_frozen_tensors_and_a_resume_is_exact(tmp_path):
@@ -191,7 +192,9 @@ def test_a_frozen_tensor_that_is_changed_by_hand_is_written_again(tmp_path):
     torch.testing.assert_close(third, first + 2)
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+@pytest.mark.parametrize(
+    "error", thinned([errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV], [errno.EOPNOTSUPP])
+)
 def test_without_hard_links_each_checkpoint_has_the_whole(error, tmp_path, monkeypatch):
     def refuse(*arguments, **keywords):
         raise OSError(error, os.strerror(error))
@@ -204,7 +207,7 @@ def test_without_hard_links_each_checkpoint_has_the_whole(error, tmp_path, monke
     assert (places_in(run)[0] / FROZEN).read_bytes() == (places_in(run)[1] / FROZEN).read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "missing", "link"])
+@pytest.mark.parametrize("damage", thinned(["changed", "cut", "missing", "link"], ["changed", "link"]))
 def test_a_damaged_file_is_not_shared_any_more(damage, tmp_path):
     run = run_of(tmp_path, epochs=1)
     (place,) = places_in(run)

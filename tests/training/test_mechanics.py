@@ -1,6 +1,6 @@
 """Every key that changes how a step is computed, alone and with another: a resume of the run is exact.
 
-`make test` has the keys alone, each killed once, and some pairs and keys that are interrupted too; `make campaign` has
+`make test` has some keys alone, each killed once, and some pairs and keys that are interrupted too; `make campaign` has
 all keys and pairs with all kills and places. `docs/guide/step.md` has the list.
 """
 
@@ -12,8 +12,9 @@ import signal
 import threading
 
 import pytest
+from campaign import thinned
 from in_ranks import in_ranks, results_of
-from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
+from training.resuming import AROUND_UPDATES, FEW_HOOKS, HOOKS, Interrupt, config_of, result, resumed, train_with
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.ranks.group import ranks
@@ -138,8 +139,8 @@ class InterruptToSave(AbstractHook):
             copy_of_run(self.main_loop, self.directory, f"{self.directory}-saved")
 
 
-def config_with(*names):
-    config = copy.deepcopy(config_of())
+def config_with(*names, hooks=HOOKS):
+    config = copy.deepcopy(config_of(hooks=hooks))
     del config["model"]["scheduler"]
     for name in names:
         config["model"] |= copy.deepcopy(MECHANICS.get(name, {}))
@@ -157,7 +158,12 @@ def run(config, directory, at=None):
 
 
 def check(
-    project, *names, kills=KILLS, places=("an update", "an epoch", "the end of an epoch", "an evaluation"), after=""
+    project,
+    *names,
+    kills=KILLS,
+    places=("an update", "an epoch", "the end of an epoch", "an evaluation"),
+    after="",
+    hooks=HOOKS,
 ):
     """Compare runs that are interrupted, or killed, with one that is not.
 
@@ -167,9 +173,10 @@ def check(
         kills: after which batches the run is killed.
         places: within what it is interrupted by a signal.
         after: within what it is interrupted twice: there, and after the first batch of training that follows.
+        hooks: those that the run has in any case.
     """
     (project / "mechanics_parts.py").write_text(PARTS)
-    config = config_with(*names)
+    config = config_with(*names, hooks=hooks)
     training = create_training(config, output_dir=project / "straight")
     seen = Interrupt()
     train_with(training, seen, InterruptByKill(project / "straight", kills))
@@ -209,9 +216,14 @@ TWICE = ("accumulate", "optimizer of two modes", "AverageWeights", "SetOverTime"
 """What is also interrupted in an evaluation, then after a batch of the next epoch, in `make test`."""
 
 
-@pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
+FEW = (*TWICE, "micro batches", "several optimizers", "fp16", "metric of a stream", "Freeze")
+"""What `make test` has alone; it has schedules, groups, clipping, norms and `swa` in the tests of these."""
+
+
+@pytest.mark.parametrize("name", thinned([*MECHANICS, *AROUND_UPDATES], FEW))
 def test_alone(project, name):
-    check(project, name, kills=KILLS[1:2], places=(), after="an evaluation" if name in TWICE else "")
+    after = "an evaluation" if name in TWICE else ""
+    check(project, name, kills=KILLS[1:2], places=(), after=after, hooks=FEW_HOOKS)
 
 
 @pytest.mark.campaign
@@ -220,7 +232,7 @@ def test_alone_at_every_place(project, names):
     check(project, *names, after="an evaluation")
 
 
-@pytest.mark.parametrize("name", ["AverageWeights", "optimizer of two modes"])
+@pytest.mark.parametrize("name", thinned(["AverageWeights", "optimizer of two modes"], ["AverageWeights"]))
 def test_a_checkpoint_by_a_signal_within_an_evaluation_that_has_other_weights(project, name):
     (project / "mechanics_parts.py").write_text(PARTS)
     train(create_training(config_with(name), output_dir=project / "straight"))
@@ -233,7 +245,7 @@ def test_a_checkpoint_by_a_signal_within_an_evaluation_that_has_other_weights(pr
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_in_a_pair(project, pair):
-    check(project, *pair, kills=KILLS[1:2], places=("an update",))
+    check(project, *pair, kills=KILLS[1:2], places=("an update",), hooks=FEW_HOOKS)
 
 
 ALL_PAIRS = [
@@ -279,15 +291,15 @@ OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16
 
 @pytest.mark.timeout(600)  # each rank of each resume compiles again
 @pytest.mark.parametrize(
-    ("name", "kills", "interrupts"),
+    ("name", "kills", "interrupts", "hooks"),
     [
-        ("AverageWeights", KILLS[1:2], []),
-        *(pytest.param(name, KILLS, [(0, 13), (1, 5)], marks=pytest.mark.campaign) for name in OF_RANKS),
+        ("AverageWeights", KILLS[1:2], [], FEW_HOOKS),
+        *(pytest.param(name, KILLS, [(0, 13), (1, 5)], HOOKS, marks=pytest.mark.campaign) for name in OF_RANKS),
     ],
 )
-def test_alone_on_two_ranks(project, name, kills, interrupts):
+def test_alone_on_two_ranks(project, name, kills, interrupts, hooks):
     (project / "mechanics_parts.py").write_text(PARTS)
-    config = config_with(name)
+    config = config_with(name, hooks=hooks)
     if name == "AverageWeights of kind swa":
         config["hooks"][0]["AverageWeights"]["batch_norm"] = "average"
     in_ranks(2, run_of_ranks, config, project / "straight")

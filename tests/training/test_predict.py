@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
+from conftest import EMRUN
 from samples import own_modules
 
 from emrun import create_training, load_run, predict
@@ -87,13 +90,21 @@ hooks: [ComputeStats, hooks.Double, hooks.Fails, {StopAfter: {epochs: 1}}]
 """
 
 
-@pytest.fixture
-def run(tmp_path, emrun):
-    """Return the path of a finished run."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, warm):
+    """Return a directory with a finished run, its config and its modules; it is not changed."""
+    place = tmp_path_factory.mktemp("finished")
     for name, text in (("data.py", DATA), ("hooks.py", HOOKS), ("config.yaml", CONFIG)):
-        (tmp_path / name).write_text(text)
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+        (place / name).write_text(text)
+    done = warm.run([str(EMRUN), "train", "-q", "config.yaml", "--output-dir", "run"], place, timeout=250)
     assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """Return the path of a copy of this run."""
+    shutil.copytree(finished, tmp_path, symlinks=True, dirs_exist_ok=True)
     return tmp_path / "run"
 
 
@@ -314,29 +325,42 @@ class Data:
 ORDERED = CONFIG.replace("data.Data", "shuffled.Data").replace("hooks.Double, hooks.Fails, ", "")
 
 
-@pytest.fixture
-def ordered(tmp_path, monkeypatch):
-    """The directory of a finished run whose streams are in the module `shuffled`, and the outputs of all rows."""
-    (tmp_path / "shuffled.py").write_text(SHUFFLED)
-    monkeypatch.chdir(tmp_path)
-    own_modules(tmp_path, monkeypatch)
-    (tmp_path / "config.yaml").write_text(ORDERED)
-    training = create_training("config.yaml", output_dir="run")
-    train(training)
-    model = load_run("run", "latest").model
+@pytest.fixture(scope="module")
+def once_ordered(tmp_path_factory):
+    """The directory of a run whose streams are in the module `shuffled`, and the outputs of all rows."""
+    place = tmp_path_factory.mktemp("ordered")
+    (place / "shuffled.py").write_text(SHUFFLED)
+    (place / "config.yaml").write_text(ORDERED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        own_modules(place, patch)
+        training = create_training("config.yaml", output_dir="run")
+        train(training)
+        model = load_run("run", "latest").model
     with torch.no_grad():
         logits = model.module(torch.from_numpy(training.dataset.x)).numpy()
+    return place, logits
+
+
+@pytest.fixture
+def ordered(once_ordered, tmp_path, monkeypatch):
+    """A copy of the directory of this run, and the outputs of all rows."""
+    place, logits = once_ordered
+    shutil.copytree(place, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    own_modules(tmp_path, monkeypatch)
     return tmp_path / "run", logits
 
 
-@pytest.mark.parametrize(
-    ("stream", "more"),
-    [
-        *((name, []) for name in ("train", "valid", "whole", "parts", "two", "augmented")),
-        *((name, ["main_loop.workers=2"]) for name in ("train", "two")),
-        ("train", ["main_loop.buffer=2"]),
-    ],
-)
+POSITIONS = [
+    *((name, []) for name in ("train", "valid", "whole", "parts", "two", "augmented")),
+    *((name, ["main_loop.workers=2"]) for name in ("train", "two")),
+    ("train", ["main_loop.buffer=2"]),
+]
+FEW_POSITIONS = [*((name, []) for name in ("whole", "parts", "augmented")), ("two", ["main_loop.workers=2"])]
+
+
+@pytest.mark.parametrize(("stream", "more"), thinned(POSITIONS, FEW_POSITIONS))
 def test_a_position_is_the_row_of_a_shuffled_stream(ordered, stream, more, caplog):
     run, logits = ordered
     made = predict(run, stream, run.parent / "p.jsonl", more, checkpoint_name="latest")
@@ -372,7 +396,9 @@ def test_what_a_position_is_is_told(ordered, stream, order, caplog):
 
 
 def test_the_order_is_told_in_json_also_on_several_ranks(ordered, emrun):
-    done = emrun("predict", "-q", "run", "train", "-o", "p.jsonl", "--json", "--nproc", "2", "--checkpoint", "latest")
+    done = emrun(
+        "predict", "-q", "run", "train", "-o", "p.jsonl", "--json", "--nproc", "2", "--checkpoint", "latest", ranks=2
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["order"] == "row"
     rows = [json.loads(line) for line in (ordered[0].parent / "p.jsonl").read_text().splitlines()]

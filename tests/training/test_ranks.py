@@ -152,7 +152,7 @@ def config_of(**changes):
             "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "y"]}},
             "optimizer": {"class": "Adam", "lr": 0.01},
         },
-        "main_loop": {"extra_streams": ["valid"], "report": False},
+        "main_loop": {"extra_streams": ["valid"], "report": False, "skip_zeroth_epoch": True},
         "hooks": [
             {"ComputeStats": {"variables": [{"loss": ["mean", "std", "min", "max", "median"]}, "accuracy"]}},
             {"StopAfter": {"epochs": 2}},
@@ -243,7 +243,7 @@ VARIANTS = {
     "workers": {"main_loop__workers": 2},
     "accumulate": {"model__accumulate": 3, "dataset__batch_size": 5},
     "micro batches": {"model__micro_batch_size": 2},
-    "batches smaller than ranks": {"dataset__batch_size": 2},
+    "batches smaller than ranks": {"dataset__batch_size": 2, "main_loop__skip_zeroth_epoch": False},
     "mixed": {
         "dataset": {
             "class": "Mixed",
@@ -288,7 +288,7 @@ VARIANTS = {
 }
 
 
-FEW = ("context", "accumulate", "batches smaller than ranks", "mixed", "synchronised BatchNorm", "clip and averages")
+FEW = ("accumulate", "batches smaller than ranks", "synchronised BatchNorm")
 
 
 @pytest.mark.parametrize("name", thinned(VARIANTS, FEW))
@@ -360,7 +360,7 @@ def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_o
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    thinned([(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)], [(1, 2), (3, 2)]),
+    thinned([(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)], [(1, 2)]),
 )
 def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, before, after):
     pytest.importorskip("torchmetrics")
@@ -511,22 +511,22 @@ def evaluated(directory, file):
     return evaluate(directory, "valid"), made.rows, made.columns
 
 
-def test_an_evaluation_and_predictions_of_several_ranks_are_those_of_one(project):
+@pytest.mark.parametrize("size", thinned([2, 3], [2]))
+def test_an_evaluation_and_predictions_of_several_ranks_are_those_of_one(project, size):
     trained(config_of(main_loop__rank_timeout=20.0), project / "run")
     expected = evaluated(project / "run", project / "one.csv")
     assert expected[1:] == (11, ("position", "row", "logits.0", "logits.1"))
-    for size in (2, 3):
-        files = [project / f"{rank}-of-{size}.csv" for rank in range(size)]
-        found = in_ranks(size, lambda: evaluated(project / "run", files[ranks().rank]))  # noqa: B023
-        assert found == [found[0]] * size
-        assert dict(flat(found[0][0])) == pytest.approx(dict(flat(expected[0])), abs=1e-9)
-        assert found[0][1:] == expected[1:]
-        one, several = (path.read_text().splitlines() for path in (project / "one.csv", files[0]))
-        assert several[0] == one[0]
-        numbers = [np.loadtxt(rows[1:], delimiter=",") for rows in (one, several)]
-        np.testing.assert_allclose(*numbers, rtol=0, atol=1e-9)
-        assert not any(each.exists() for each in files[1:])
-    assert len(list((project / "run" / "eval").iterdir())) == 3
+    files = [project / f"{rank}-of-{size}.csv" for rank in range(size)]
+    found = in_ranks(size, lambda: evaluated(project / "run", files[ranks().rank]))
+    assert found == [found[0]] * size
+    assert dict(flat(found[0][0])) == pytest.approx(dict(flat(expected[0])), abs=1e-9)
+    assert found[0][1:] == expected[1:]
+    one, several = (path.read_text().splitlines() for path in (project / "one.csv", files[0]))
+    assert several[0] == one[0]
+    numbers = [np.loadtxt(rows[1:], delimiter=",") for rows in (one, several)]
+    np.testing.assert_allclose(*numbers, rtol=0, atol=1e-9)
+    assert not any(each.exists() for each in files[1:])
+    assert len(list((project / "run" / "eval").iterdir())) == 2
 
 
 def test_a_stream_that_an_evaluation_on_several_ranks_does_not_find_is_an_error_of_rank_0(project):

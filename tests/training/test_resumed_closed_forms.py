@@ -2,7 +2,7 @@
 
 import pytest
 from campaign import thinned
-from training.resuming import config_of, interrupted, result, resumed, stopped, straight
+from training.resuming import FEW_HOOKS, config_of, interrupted, result, resumed, stopped, straight
 
 from emrun import create_training, resume_training
 from emrun.base.errors import StateError
@@ -11,7 +11,7 @@ from emrun.training.create import train
 
 
 def scheduled(**schedule):
-    return {**config_of(), "model": {**config_of()["model"], "scheduler": schedule}}
+    return {**config_of(hooks=FEW_HOOKS), "model": {**config_of()["model"], "scheduler": schedule}}
 
 
 ALL = {

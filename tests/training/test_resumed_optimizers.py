@@ -7,7 +7,7 @@ import torch
 from campaign import thinned
 from safetensors.torch import load_file
 from torch.optim import lr_scheduler
-from training.resuming import config_of, interrupted, plain, resumed, stopped, train_with
+from training.resuming import FEW_HOOKS, config_of, interrupted, plain, resumed, stopped, train_with
 
 from emrun import AbstractHook, create_training, load_run, read_steps
 from emrun.base.errors import ArgumentError, EmrunError, StateError
@@ -260,16 +260,16 @@ def test_changed_milestones_of_a_schedule_replace_the_saved_ones(project):
     assert scheduler.get_last_lr() == [pytest.approx(0.01)]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rates"),
-    [
-        ("5 updates", "5 updates", [1] * 5),
-        ("5 updates", "8 updates", [6 / 8, 7 / 8, 1, 1, 1]),
-        ("5 updates", "2 updates", [1] * 5),
-        ("4 updates", "8 updates", [1] * 5),  # it is over
-        ("100%", "100%", [each / 10 for each in range(6, 11)]),
-    ],
-)
+WARMUPS = [
+    ("5 updates", "5 updates", [1] * 5),
+    ("5 updates", "8 updates", [6 / 8, 7 / 8, 1, 1, 1]),
+    ("5 updates", "2 updates", [1] * 5),
+    ("4 updates", "8 updates", [1] * 5),  # it is over
+    ("100%", "100%", [each / 10 for each in range(6, 11)]),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "rates"), thinned(WARMUPS, [WARMUPS[1], WARMUPS[3]]))
 def test_a_changed_warmup_counts_from_the_resume_unless_it_is_over(project, before, after, rates):
     schedule = {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 9, "warmup": before}
     directory = stopped(project, config_with({"class": "SGD", "lr": 0.5}, schedule))
@@ -278,7 +278,7 @@ def test_a_changed_warmup_counts_from_the_resume_unless_it_is_over(project, befo
     assert found[5:] == pytest.approx([0.5 * each for each in rates])
 
 
-@pytest.mark.parametrize("change", [("3 updates", None), (None, "3 updates")])
+@pytest.mark.parametrize("change", [("3 updates", None), pytest.param((None, "3 updates"), marks=pytest.mark.campaign)])
 def test_a_resume_neither_adds_nor_removes_a_warmup(project, change):
     before, after = ({"class": "StepLR", "step_size": 9, **({"warmup": each} if each else {})} for each in change)
     directory = stopped(project, config_with({"class": "SGD", "lr": 0.5}, before))
@@ -288,7 +288,7 @@ def test_a_resume_neither_adds_nor_removes_a_warmup(project, change):
 
 
 def config_with(optimizer, scheduler=None):
-    config = config_of(extra_streams=["valid"])
+    config = config_of(hooks=FEW_HOOKS, extra_streams=["valid"])
     config["model"] |= {"optimizer": optimizer, "scheduler": scheduler}
     return config
 
@@ -316,7 +316,9 @@ def test_an_evaluation_and_a_checkpoint_have_the_weights_for_evaluations(project
 
 
 def test_learning_rates_have_the_names_of_the_optimizers(project):
-    interrupted(config_with(SEVERAL, SCHEDULES), project / "run", "after_epoch 2")
+    config = config_with(SEVERAL, SCHEDULES)
+    config["hooks"] = [*FEW_HOOKS[:1], "WriteCSV", *FEW_HOOKS[1:]]
+    interrupted(config, project / "run", "after_epoch 2")
     resumed(project / "run")
     steps = read_steps(project / "run")
     assert [name for name in steps if "rate" in name] == [

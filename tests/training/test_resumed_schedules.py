@@ -2,7 +2,7 @@
 
 import pytest
 from campaign import thinned
-from training.resuming import config_of, result, stopped, straight
+from training.resuming import FEW_HOOKS, config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
 from emrun.base.errors import ConfigError, StateError
@@ -26,7 +26,7 @@ SCHEDULES = {
 
 
 def test_a_new_peak_of_a_one_cycle_schedule_counts(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 40, "step_on": "update"}
     directory = stopped(project, config)
     training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.max_lr=0.01"])
@@ -43,7 +43,7 @@ def test_a_new_rate_leaves_the_schedule_of_a_sequence_where_it_is(project):
         "    parts = [each.ConstantLR(optimizer, 1.0), each.ExponentialLR(optimizer, 0.5)]\n"
         "    return each.SequentialLR(optimizer, parts, milestones=[2])\n"
     )
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "schedules.sequence", "step_on": "update"}
     directory = stopped(project, config)
     training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.5"])
@@ -58,7 +58,7 @@ CONTINUED = [("sequential", 3), ("sequential", 5), ("chained", 3), ("nested", 5)
 
 @pytest.mark.parametrize(("name", "updates"), thinned(CONTINUED, [("sequential", 3), ("nested", 5)]))
 def test_a_schedule_of_schedules_continues_before_and_after_its_milestone(project, name, updates):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = SCHEDULES[name]
     train(create_training(config, output_dir=project / "run", overrides=[f"hooks.StopAfter.iterations={updates}"]))
     train(resume_training(project / "run", ["hooks.StopAfter.iterations=99"]))
@@ -66,7 +66,7 @@ def test_a_schedule_of_schedules_continues_before_and_after_its_milestone(projec
 
 
 def test_an_argument_of_a_nested_scheduler_that_changed_wins_over_the_saved_one(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = SCHEDULES["sequential"]
     directory = stopped(project, config)
     changed = ["hooks.StopAfter.epochs=2", "model.scheduler.schedulers.1.T_max=40", "model.optimizer.lr=0.5"]
@@ -78,7 +78,7 @@ def test_an_argument_of_a_nested_scheduler_that_changed_wins_over_the_saved_one(
 
 
 def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = SCHEDULES["sequential"]
     directory = stopped(project, config)
     parts = "[{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}]"
@@ -88,7 +88,7 @@ def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
 
 
 def test_a_resume_that_outlives_its_schedule_warns_once_and_is_exact(project, caplog):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "PolynomialLR", "total_iters": 4, "step_on": "update"}
     directory = stopped(project, config)
     caplog.clear()
@@ -100,7 +100,7 @@ def test_a_resume_that_outlives_its_schedule_warns_once_and_is_exact(project, ca
 
 
 def test_a_longer_schedule_that_begins_at_a_rate_of_0_is_warned_of(project, caplog):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "PolynomialLR", "total_iters": 5, "step_on": "update"}
     directory = stopped(project, config)
     caplog.clear()
@@ -109,7 +109,7 @@ def test_a_longer_schedule_that_begins_at_a_rate_of_0_is_warned_of(project, capl
 
 
 def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 5, "step_on": "update"}
     directory = stopped(project, config)
     before = (directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()
@@ -123,7 +123,7 @@ def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project
 
 
 def test_a_one_cycle_schedule_that_would_end_in_a_longer_run_is_refused_before_the_run_is_changed(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 7, "step_on": "update"}
     directory = stopped(project, config)
     before = (directory / "config.yaml").read_text()

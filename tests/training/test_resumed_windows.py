@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from training.resuming import config_of, interrupted, result, resumed, train_with
+from training.resuming import FEW_HOOKS, config_of, interrupted, result, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps
 from emrun.diagnosis.replay import replay
@@ -14,7 +14,7 @@ from emrun.training.create import train
 
 
 def config_with_windows(**model):
-    config = config_of(extra_streams=["valid"])
+    config = config_of(hooks=FEW_HOOKS, extra_streams=["valid"])
     config["model"]["accumulate"] = 2  # windows of 2, 2 and 1 batches
     config["model"]["scheduler"] = {"class": "Cosine", "warmup": "2 updates"}
     config["model"] |= model
@@ -23,7 +23,7 @@ def config_with_windows(**model):
 
 
 @pytest.mark.parametrize(("model", "step"), [
-    ({}, 17),
+    ({}, 29),
     pytest.param({}, 1, marks=pytest.mark.campaign),
     pytest.param({"micro_batch_size": 2}, 3, marks=pytest.mark.campaign),
 ])  # fmt: skip

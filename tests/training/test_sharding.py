@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from campaign import thinned
 from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
@@ -84,7 +85,7 @@ def config_of(*hooks, updates=8, **model):
             "strategy": {"shard": r"^blocks\.\d+$"},
             **model,
         },
-        "main_loop": {"extra_streams": ["valid"], "report": False},
+        "main_loop": {"extra_streams": ["valid"], "report": False, "skip_zeroth_epoch": True},
         "hooks": ["ComputeStats", *hooks, {"StopAfter": {"updates": updates}}],
     }
 
@@ -207,7 +208,8 @@ def evaluated(directory):
     return evaluate(directory, "valid"), made.rows
 
 
-def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(project):
+@pytest.mark.parametrize("size", thinned([2, 3], [2]))
+def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(project, size):
     config = config_of({"AverageWeights": {"decay": 0.9}})
     [((_, needed), status), _] = in_ranks(2, trained, config, project / "whole")
     assert status == "finished"
@@ -221,7 +223,8 @@ def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(pro
     expected = result_of(project / "whole")
     [(_, status), _] = in_ranks(2, trained, config, project / "run", Rows(at=3))
     assert status == "interrupted"
-    copies = {name: shutil.copytree(project / "run", project / name, symlinks=True) for name in ("one", "three")}
+    names = ("one", "three") if size == 3 else ("one",)
+    copies = {name: shutil.copytree(project / "run", project / name, symlinks=True) for name in names}
     in_ranks(2, trained, None, project / "run", None, True)
     found = result_of(project / "run")
     assert found[:2] == expected[:2]
@@ -231,11 +234,12 @@ def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(pro
     assert differences["steps"]["equal"]
     assert differences["steps"]["compared"] == 8
     trained(None, copies["one"], resumes=True)
-    in_ranks(3, trained, None, copies["three"], None, True, ["model.strategy.shard=inner"])
+    if size == 3:
+        in_ranks(3, trained, None, copies["three"], None, True, ["model.strategy.shard=inner"])
     for each in copies.values():
         assert_close(expected, result_of(each))
     of_one, rows = evaluated(project / "run")
-    for metrics, count in in_ranks(3, evaluated, project / "run"):
+    for metrics, count in in_ranks(size, evaluated, project / "run"):
         assert dict(flat(metrics)) == pytest.approx(dict(flat(of_one)), abs=1e-9)
         assert count == rows == 11
 
@@ -292,7 +296,9 @@ def test_a_rank_that_dies_while_it_writes_costs_that_checkpoint_only(project):
 
 
 @pytest.mark.parametrize(
-    ("event", "size"), [("after_stream", 10), ("before_update", None)], ids=["an evaluation", "a step"]
+    ("event", "size"),
+    thinned([("after_stream", 10), ("before_update", None)], [("before_update", None)]),
+    ids=["an evaluation", "a step"],
 )
 def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size):
     config = config_of("SaveLatest", updates=20)
@@ -319,5 +325,5 @@ def test_weights_to_begin_with_are_those_of_one_process(project):
     torch.save({name.replace("blocks", "parts"): each.float() for name, each in weights.items()}, "weights.pt")
     config["model"]["init_from"] = {"path": "weights.pt", "rename": {"parts": "blocks"}}
     trained(config, project / "one")
-    in_ranks(3, trained, config, project / "three")
-    assert_close(result_of(project / "one"), result_of(project / "three"))
+    in_ranks(2, trained, config, project / "two")
+    assert_close(result_of(project / "one"), result_of(project / "two"))
