@@ -30,6 +30,7 @@ class Times:
 def thinned(cases, few):
     """Return the parameters of a test: those in `few` are for `make test`, the others for campaigns."""
     cases = list(cases)
+    assert all(each in cases for each in few), "each of the few must be a case"
     values = [each if isinstance(each, tuple) else (each,) for each in cases]
     marks = [() if each in few else pytest.mark.campaign for each in cases]
     return [pytest.param(*each, marks=mark) for each, mark in zip(values, marks, strict=True)]

@@ -318,12 +318,14 @@ def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size)
     assert_close(result_of(project / "one"), result_of(project / "run"))
 
 
-def test_weights_to_begin_with_are_those_of_one_process(project):
+@pytest.mark.parametrize("size", thinned([2, 3], [2]))
+def test_weights_to_begin_with_are_those_of_one_process(project, size):
     config = config_of(updates=1)
     trained(config, project / "first")
     weights = weights_in(project / "first")
     torch.save({name.replace("blocks", "parts"): each.float() for name, each in weights.items()}, "weights.pt")
     config["model"]["init_from"] = {"path": "weights.pt", "rename": {"parts": "blocks"}}
+    config["main_loop"]["skip_zeroth_epoch"] = False
     trained(config, project / "one")
-    in_ranks(2, trained, config, project / "two")
-    assert_close(result_of(project / "one"), result_of(project / "two"))
+    in_ranks(size, trained, config, project / "ranks")
+    assert_close(result_of(project / "one"), result_of(project / "ranks"))
