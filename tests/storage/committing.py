@@ -31,7 +31,7 @@ def names_in(directory):
 
 
 def trace_of(run):
-    return YAML(typ="safe").load(run.directory / "trace.yaml")
+    return YAML(typ="safe", pure=True).load(run.directory / "trace.yaml")  # as emrun does
 
 
 def tree(directory):
