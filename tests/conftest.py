@@ -180,7 +180,7 @@ class Warm:
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
         if self._parent is None:
             command = [sys.executable, ROOT / "tests" / "warm.py", *self._modules]
-            self._servers.append(subprocess.Popen(command, stdin=server))
+            self._servers.append(subprocess.Popen(command, stdin=server, cwd=ROOT))  # a test may delete its directory
         else:
             self._parent._renew()
             request = json.dumps({"modules": self._modules})
