@@ -231,7 +231,6 @@ def trained(name, at=None, **arguments):
     return [*losses, *(float(each.double().sum()) for each in weights.values())]
 
 
-@pytest.mark.campaign
 def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_with_workers_and_on_two_ranks(project):
     expected = trained("straight", pack=40)
     assert trained("resumed", at=7, pack=40, loop={"workers": 2}) == expected

@@ -141,7 +141,6 @@ def of_images(pictures, policy="warn"):
     return getattr(noted, "last", None), model.module.layer.weight.tolist(), told
 
 
-@pytest.mark.campaign
 def test_two_ranks_leave_out_what_one_process_does(pictures):
     ((loss, weights, told),) = in_ranks(1, of_images, pictures)
     (its_loss, its_weights, its), (_, _, none) = in_ranks(2, of_images, pictures)
