@@ -6,7 +6,8 @@ tests that are not marked for campaigns.
 
 From the table of tests follows what `make test` runs: where a test has cases that take more than `CASE` each, it runs
 as many as take `SHARE` together, at least one, spread evenly; the others are left to campaigns, as if they were marked.
-The marker `whole` keeps all cases of a test. A run of few tests, such as that of a folder, has all cases too.
+The marker `whole` keeps all cases of a test, where each has a subject of its own, such as a page or a sample. A run of
+few tests, such as that of a folder, has all cases too.
 """
 
 import json
@@ -94,7 +95,7 @@ class Meter:
     def __init__(self, config):
         self.config = config
         self.file = config.getoption("--cpu-seconds")
-        self.seconds, self.tests = Counter(), Counter()
+        self.seconds, self.tests, self.whole = Counter(), Counter(), Counter()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
@@ -108,17 +109,18 @@ class Meter:
             name = test_of(item.nodeid)
             self.seconds[name] += of_process_tree() - before
             self.tests[name] += 1
+            self.whole[name] += any(item.iter_markers("whole"))
 
     def pytest_sessionfinish(self):
         """Hand what was measured to the process that has started this worker."""
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput[_KEY] = json.dumps([self.seconds, self.tests])
+            self.config.workeroutput[_KEY] = json.dumps([self.seconds, self.tests, self.whole])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
         """Add what a worker has measured."""
         if measured := getattr(node, "workeroutput", {}).get(_KEY):
-            for total, part in zip((self.seconds, self.tests), json.loads(measured), strict=True):
+            for total, part in zip((self.seconds, self.tests, self.whole), json.loads(measured), strict=True):
                 total.update(part)
 
     @pytest.hookimpl(trylast=True)
@@ -137,7 +139,7 @@ class Meter:
         folders, files, cases = defaultdict(list), defaultdict(list), []
         for name, seconds in self.seconds.items():
             count = self.tests[name]
-            stay = staying(count, seconds)
+            stay = count if self.whole[name] else staying(count, seconds)
             row = [count, seconds, stay, seconds * stay / count]
             file = name.partition("::")[0]
             files[f"`{file}`"].append(row)

@@ -122,6 +122,7 @@ def base(request, tmp_path, monkeypatch):
     return request.param
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("base", thinned(VARS, FEW), indirect=True)
 def test_four_lines_train_well_and_the_run_needs_neither_the_base_nor_the_data(base, tmp_path, monkeypatch):
     check_statically(load_config("c.yaml"), evaluations=True)

@@ -19,6 +19,7 @@ def count(monkeypatch, no_hooks_of_steps):
     sys.settrace(before)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", CEILINGS)
 def test_bytecodes_of_a_step_stay_within_the_budget(count, case):
     counted = count(case)

@@ -235,6 +235,7 @@ def test_the_configs_of_a_page_are_valid(name, in_project):
         check_data(block, index)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", thinned(PAGES, [name for name in PAGES if name not in COSTLY]))
 def test_every_command_and_snippet_of_a_page_works(name, in_project, shell, warm):
     project = in_project

@@ -62,6 +62,7 @@ def run(training, at=None):
     return hook.events
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("config", TRAINED, ids=str)
 def test_a_sample_trains(config, project):
     overrides = [*SHORT, "hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=3", *shorter(config)]
@@ -69,6 +70,7 @@ def test_a_sample_trains(config, project):
     assert training.main_loop.run_training().status == "finished"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("config", thinned(CONFIGS, [path.relative_to(SAMPLES) for path in INTERRUPTED]), ids=str)
 def test_a_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(config, project, emrun):
     overrides = [*SHORT, "hooks.StopAfter.epochs=2", *shorter(config)]

@@ -159,6 +159,7 @@ def test_the_example_of_a_module_has_its_arguments(name):
     assert required <= module.keys() <= named.keys()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("section", ["config", "main_loop", "model", "sweep"])
 def test_every_key_has_an_example_that_is_valid(section, tmp_path, monkeypatch):
     place = {"config": "config/index", "model": "models/torchmodel"}.get(section, f"config/{section}")

@@ -11,6 +11,7 @@ from emrun import create_dataset
 SAMPLES = Path(__file__).parent.parent.parent / "sample_configs"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "sample"),
     [

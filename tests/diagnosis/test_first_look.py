@@ -147,6 +147,7 @@ FEW = ("pictures", "people.csv", "load.csv")
 """Those that `make test` trains: a folder, rows with classes, and rows in time; tests/test_bases.py trains texts."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", thinned(CASES, FEW))
 def test_from_data_to_predictions_on_new_files(name):
     prepare, prepare_new, words, measure, column = CASES[name]

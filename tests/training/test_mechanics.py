@@ -220,6 +220,7 @@ FEW = (*TWICE, "micro batches", "several optimizers", "fp16", "metric of a strea
 """What `make test` has alone; it has schedules, groups, clipping, norms and `swa` in the tests of these."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", thinned([*MECHANICS, *AROUND_UPDATES], FEW))
 def test_alone(project, name):
     after = "an evaluation" if name in TWICE else ""
