@@ -19,7 +19,7 @@ import click
 import emrun
 from emrun.base.errors import ConfigError, EmrunError, Problem, StorageError, exit_status, reason_of
 from emrun.base.signals import handled, is_main_thread, unless_ignored
-from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.slow_start import NamedWhenSlow, without_collections
 from emrun.base.terminal import leave_closed_terminal, restore_output
 from emrun.base.wording import from_here
 from emrun.cli.console import VERBOSE, has_colours, is_follower
@@ -253,24 +253,12 @@ def import_torch(config: Config | None = None) -> None:
         else:
             report_and_end_by_signal(number)
 
-    with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"), _without_collections():
+    with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"), without_collections():
         import torch
 
         if config is not None and config.root.get("model", "optimizer") is not None:
             import torch._dynamo  # noqa: F401 - likewise
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Collect no garbage in this block, nor ever what is there at its end."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
         gc.freeze()
-        if was_on:
-            gc.enable()
 
 
 def report_and_end_by_signal(number: int) -> NoReturn:

@@ -11,6 +11,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ConfigError, Problem
+from emrun.base.slow_start import without_collections
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import NO_OPTIMIZER, meant_of
 from emrun.config.config import Config
@@ -155,10 +156,11 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
     Raises:
         ConfigError: the config has mistakes.
     """
-    if evaluations:
-        Plan.with_evaluations(config, Unimported())
-    else:
-        Plan.of(config, Unimported())
+    with without_collections():
+        if evaluations:
+            Plan.with_evaluations(config, Unimported())
+        else:
+            Plan.of(config, Unimported())
 
 
 def with_statistics(config: Config) -> Config:

@@ -23,6 +23,22 @@ UNREAD: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
+class ReadLater:
+    """Stands for the type of a parameter in a source file, which `read` returns."""
+
+    read: Callable[[], Any]
+
+
+class TypedParameter(inspect.Parameter):
+    """A parameter whose type is found when it is asked for: most are not, and to find one may read other modules."""
+
+    @property
+    def annotation(self) -> Any:
+        """The type, None without an annotation or where it cannot be evaluated, or `UNREAD`."""
+        return super().annotation()
+
+
+@dataclass(frozen=True, slots=True)
 class Parameters:
     """The parameters of a callable.
 
@@ -31,19 +47,21 @@ class Parameters:
             or `UNREAD`; its `default` may be `UNREAD` too.
         takes_any: the callable accepts any other keyword arguments.
         takes_more: the callable accepts any number of positional arguments.
-        others: types of further arguments, which may be passed on to a base class.
+        others: name -> function that returns the type of an argument, also one that may be passed on to a base class.
         unknown: the type of all other arguments: None, or `UNREAD` when there may be parameters that were not read.
     """
 
-    named: Mapping[str, inspect.Parameter]
+    named: Mapping[str, TypedParameter]
     takes_any: bool
     takes_more: bool
-    others: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     unknown: Any = None
 
     def hint(self, name: str) -> Any:
         """Return the type of a keyword argument."""
-        return self.named[name].annotation if name in self.named else self.others.get(name, self.unknown)
+        if name in self.named:
+            return self.named[name].annotation
+        return self.others[name]() if name in self.others else self.unknown
 
     def by_position(self, count: int) -> list[str]:
         """Return the names of the first `count` parameters that can be given by position."""
@@ -97,15 +115,17 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     except (TypeError, ValueError):  # written in C
         return None
     hints = _hints([function for function, _, _ in receivers])
-    named: dict[str, inspect.Parameter] = {}
+    named: dict[str, TypedParameter] = {}
     first = receivers[0][1]
     for _, signature, share in receivers:
         default = None if share is Share.ALL else UNREAD
         for parameter in signature.parameters.values():
             if share is not Share.NONE and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                typed = parameter.replace(annotation=hints.get(parameter.name))
-                behind = typed.replace(kind=parameter.KEYWORD_ONLY, default=default)  # the function before may set it
-                named.setdefault(parameter.name, typed if signature is first else behind)
+                name, kind, value = parameter.name, parameter.kind, parameter.default
+                if signature is not first:  # the function before may set it
+                    kind, value = parameter.KEYWORD_ONLY, default
+                hint = hints.get(name, _without_type)
+                named.setdefault(name, TypedParameter(name, kind, default=value, annotation=hint))
     last = [signature for _, signature, share in receivers if share is Share.ALL][-1]
     takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in first.parameters.values())
     return Parameters(named, takes_keywords(last), takes_more, hints)
@@ -228,11 +248,19 @@ def _in_source(function: FunctionType) -> Share:
     return handed_on(definition)
 
 
-def _hints(functions: Sequence[Any]) -> dict[str, Any]:
-    """Return name -> type of the parameters of functions; the first function with a type for a name counts."""
-    types_by_name: dict[str, Any] = {}
+def _hints(functions: Sequence[Any]) -> dict[str, Callable[[], Any]]:
+    """Return name -> function that returns the type of a parameter, by the first function that has an annotation."""
+    hints: dict[str, Callable[[], Any]] = {}
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():
-            if name not in types_by_name:
-                types_by_name[name] = evaluated(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
-    return types_by_name
+            if isinstance(annotation, ReadLater):
+                find = annotation.read
+            else:
+                names = getattr(inspect.unwrap(function), "__globals__", {})
+                find = functools.partial(evaluated, annotation, names)
+            hints.setdefault(name, functools.cache(find))
+    return hints
+
+
+def _without_type() -> None:
+    """Return the type of a parameter that has no annotation."""

@@ -12,6 +12,7 @@ import ast
 import builtins
 import collections.abc
 import contextlib
+import functools
 import os
 import pathlib
 import typing
@@ -25,7 +26,7 @@ import emrun.base.types
 from emrun.base.types import AtLeast, Form, Units
 from emrun.config.import_finder import Imported
 from emrun.config.names import NoModule, no_member, parts_of
-from emrun.config.signatures import UNREAD, Parameters, anything
+from emrun.config.signatures import UNREAD, Parameters, ReadLater, anything
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
 from emrun.model import AbstractModel
@@ -203,9 +204,11 @@ class Unimported(Imported):
                     value = property() if all(map(_makes_no_stream, bound)) else _value(bound)
                     others[name] = anything if name in EVENTS else value
         bases = [self._base(expression, module) for expression in definition.bases]
-        body = [ast.Expr(ast.Constant(ast.get_docstring(definition, clean=False))), *methods.values()]
+        docstring = ast.Expr(ast.Constant(ast.get_docstring(definition, clean=False)))
         base = ast.Starred(ast.Name("bases", ast.Load()), ast.Load())
-        stand_in: type = _made(ast.ClassDef(definition.name, [base], [], body, []), module, bases=bases)
+        tree = ast.fix_missing_locations(ast.ClassDef(definition.name, [base], [], [docstring], []))
+        tree.body += methods.values()
+        stand_in: type = _made(tree, module, bases=bases)
         for name, value in others.items():
             setattr(stand_in, name, value)
         inside = replace(module, bound={**module.bound, **{name: [None] for name in members}})
@@ -224,7 +227,7 @@ class Unimported(Imported):
         """Return a function with the types that its annotations stand for."""
         arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
         function.__annotations__ = {
-            argument.arg: self._hint(argument.annotation, module)
+            argument.arg: ReadLater(functools.partial(self._hint, argument.annotation, module))
             for argument in arguments
             if argument.annotation is not None
         }
@@ -283,10 +286,9 @@ def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **na
         TypeError, ValueError, SyntaxError: Python rejects the definition.
     """
     namespace = {"__name__": module.name, "UNREAD": UNREAD, **names}
-    tree = ast.fix_missing_locations(ast.Module([definition], []))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python shows the warning when the module is imported
-        code = compile(tree, str(module.file), "exec", annotations.compiler_flag, True)
+        code = compile(ast.Module([definition], []), str(module.file), "exec", annotations.compiler_flag, True)
     exec(code, namespace)
     return namespace[definition.name]
 
@@ -296,7 +298,7 @@ def _literal(function: ast.FunctionDef) -> ast.FunctionDef:
     for defaults in (function.args.defaults, function.args.kw_defaults):
         for index, default in enumerate(defaults):
             if default is not None and _value([default]) is UNREAD:
-                defaults[index] = ast.Name("UNREAD", ast.Load())
+                defaults[index] = ast.copy_location(ast.Name("UNREAD", ast.Load()), default)
     return function
 
 

@@ -8,7 +8,6 @@ exchange goes through `Ranks`; PyTorch is imported when they join.
 from __future__ import annotations
 
 import errno
-import hmac
 import io
 import os
 import pickle
@@ -21,7 +20,6 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from operator import call, methodcaller
 from pathlib import Path
-from secrets import token_hex
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from zlib import crc32
@@ -188,6 +186,8 @@ class Ranks:
         Raises:
             RankFailed: the code of a value is not that of its rank.
         """
+        import hmac
+
         values = []
         for rank, buffer in enumerate(buffers):
             data = buffer.numpy().data
@@ -204,6 +204,8 @@ class Ranks:
         """Return what proves that a rank has sent some bytes; zeros without a key."""
         if not self.key:
             return bytes(_CODE)
+        import hmac
+
         code = hmac.new(self.key, b"%d " % rank, _HASH)
         code.update(data)
         return code.digest()
@@ -531,6 +533,8 @@ def _met(store: Store, rank: int, size: int) -> Store:
     answers with it and its own, and a rank has met the others when it finds its own word in the answer. The ranks are
     waited for here, because a signal does not end a wait of the store.
     """
+    from secrets import token_hex
+
     import torch.distributed as dist
 
     word_of_rank = token_hex()

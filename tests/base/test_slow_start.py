@@ -1,7 +1,9 @@
 """Slow steps of the start are logged; a timer that fires at once replaces the two seconds."""
 
+import gc
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,15 @@ def test_no_thread_is_left_behind():
     with slow_start.NamedWhenSlow("waiting"):
         assert len({*threading.enumerate()} - before) == 1
     assert {*threading.enumerate()} <= before
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_is_not_looked_for_in_a_block_and_then_as_before(monkeypatch, was_on):
+    monkeypatch.setattr(gc, "isenabled", lambda: was_on)
+    calls = []
+    for name in ("disable", "enable"):
+        monkeypatch.setattr(gc, name, partial(calls.append, name))
+    with pytest.raises(KeyError), slow_start.without_collections():
+        assert calls == ["disable"]
+        raise KeyError
+    assert calls == ["disable", "enable"][: 1 + was_on]

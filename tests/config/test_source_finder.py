@@ -128,6 +128,15 @@ def test_a_function_that_is_annotated_with_itself_is_read(found):
     assert list(found(text).named) == ["x", "y"]
 
 
+def test_the_module_of_a_type_is_read_only_for_a_value_of_the_type(modules):
+    text = "from others import Other\nclass Thing:\n    def __init__(self, x: Other, y=2): pass\n"
+    with modules(things=text) as path:
+        sources = Unimported()
+        parameters = sources.parameters(sources.find("things.Thing"))
+        (path / "others.py").write_text("Other = int\n")
+        assert (parameters.hint("x"), parameters.named["x"].annotation, parameters.hint("y")) == (int, int, None)
+
+
 # What is missing
 
 
