@@ -266,8 +266,13 @@ def attempt(case, wheel):
         row["result"] = "ok"
     except Failed as error:
         print(error, file=sys.stderr)
-        row["result"] = str(error).strip().splitlines()[-1][:100]
+        row["result"] = summary(str(error).strip().splitlines())[:100]
     return row
+
+
+def summary(lines):
+    """Return the line that says how many tests have failed, else the last: libraries may print more at their end."""
+    return next((line for line in reversed(lines) if re.search(r"\d+ (failed|error)", line)), lines[-1])
 
 
 def main():
