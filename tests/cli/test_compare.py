@@ -121,8 +121,8 @@ def test_a_config_that_diverges_is_worse_and_this_is_told(project, emrun):
         (("-b", "hooks.StopAfter.epochs=9"), "the budget of the two differ (hooks.StopAfter.epochs)"),
     ],
 )
-def test_bad_input_trains_nothing(project, emrun, arguments, message):
-    problems = compared(emrun, *arguments, status=2)["problems"]
+def test_bad_input_trains_nothing(project, emrun_here, arguments, message):
+    problems = compared(emrun_here, *arguments, status=2)["problems"]
     assert message in problems[0]["message"]
     assert not list((project / "runs").glob("trial-*"))
 

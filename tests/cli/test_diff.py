@@ -104,14 +104,14 @@ def test_the_same_run_twice_is_equal(runs, emrun):
     ]  # fmt: skip
 
 
-def test_one_bit_of_a_row_is_found_at_the_step_that_reads_it(runs, emrun):
+def test_one_bit_of_a_row_is_found_at_the_step_that_reads_it(runs, emrun_here):
     found = differing(runs, "one", "bit")
     assert found.keys() == {"epochs", "steps"}
     steps = found["steps"]
     assert (steps["compared"], steps["first"]["iteration"], list(steps["first"]["values"])) == (5, 6, ["loss"])
     one, other = steps["first"]["values"]["loss"]
     assert one != other
-    done = emrun("diff", runs / "one", runs / "bit")
+    done = emrun_here("diff", runs / "one", runs / "bit")
     assert done.returncode == 1
     assert "data: equal" in done.stdout
     assert "steps: equal for 5 iterations; at 6 the loss differs: " in done.stdout
@@ -164,9 +164,9 @@ def test_a_longer_run_is_equal_as_far_as_both_go(runs):
     assert "steps: equal for 20 iterations; the last is 20 in a and 30 in b" in compared(runs, "one", "longer")
 
 
-def test_what_is_not_a_run_is_refused(runs, tmp_path, emrun):
+def test_what_is_not_a_run_is_refused(runs, tmp_path, emrun_here):
     for place, why in ((tmp_path, "is not a run directory"), (tmp_path / "nowhere", "does not exist")):
-        done = emrun("diff", runs / "one", place)
+        done = emrun_here("diff", runs / "one", place)
         assert done.returncode == 2
         assert why in done.stderr
 

@@ -120,8 +120,8 @@ def test_new_processes_train_as_those_that_stand_by(project, straight, emrun):
     assert_same(straight, project / "run")
 
 
-def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
-    alone = emrun("train", "config.yaml", "--output-dir", "alone", "hooks.StopAfter.epochs=1")
+def test_the_output_of_several_ranks_is_that_of_one(project, emrun, emrun_here):
+    alone = emrun_here("train", "config.yaml", "--output-dir", "alone", "hooks.StopAfter.epochs=1")
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "two", "hooks.StopAfter.epochs=1")
     assert (done.returncode, done.stdout.count("\n")) == (0, alone.stdout.count("\n"))
     assert done.stderr.count("run directory:") == 1
@@ -241,8 +241,8 @@ def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends
     assert said
 
 
-def test_restarts_need_several_processes(project, emrun):
-    done = emrun("train", "config.yaml", "--max-restarts", "1")
+def test_restarts_need_several_processes(project, emrun_here):
+    done = emrun_here("train", "config.yaml", "--max-restarts", "1")
     assert done.returncode == 2
     assert "--max-restarts is for several processes; add --nproc" in done.stderr
     assert not (project / "log").exists()
@@ -284,8 +284,8 @@ def test_torchrun_is_the_same_as_nproc(project, straight, warm, monkeypatch):
     assert_same(straight, project / "run")
 
 
-def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, emrun, monkeypatch):
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, emrun, emrun_here, monkeypatch):
+    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
@@ -294,39 +294,41 @@ def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, 
         ["predict", "run", "train", "-o", "found.csv"],
         ["train", "config.yaml", "-o", "other"],
     ):
-        done = emrun(*command)
+        done = emrun_here(*command)
         assert done.returncode == 2
         assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that train together")
         assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
     monkeypatch.delenv("RANK")
-    done = emrun("train", "config.yaml", "-o", "other")
+    done = emrun_here("train", "config.yaml", "-o", "other")
     assert (done.returncode, done.stderr[:21]) == (2, "error: WORLD_SIZE=2: ")
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 
-def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun, monkeypatch):
+def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun, emrun_here, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = emrun("train", "config.yaml")
+    done = emrun_here("train", "config.yaml")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start them" in done.stderr
     for name, value in {"RANK": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    done = emrun("train", "config.yaml")
+    done = emrun_here("train", "config.yaml")
     assert done.returncode == 2
     assert "but RANK=2, LOCAL_RANK=x, which must be from 0 to 1; start them" in done.stderr
     done = emrun("train", "config.yaml", "--nproc", "3")
     assert done.returncode == 2
     assert "--nproc 3: a launcher has started 2 processes; leave out --nproc" in done.stderr
     monkeypatch.setenv("WORLD_SIZE", "0")
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
+    done = emrun_here("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_resumed_only_on_request(project, straight, emrun):
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_resumed_only_on_request(
+    project, straight, emrun, emrun_here
+):
     shutil.copytree(straight, project / "run", symlinks=True)
     trace = project / "run" / "trace.yaml"
     trace.write_text(trace.read_text().replace("\nranks: 2\n", "\nranks: 4096\n"))
-    done = emrun("resume", "run", "hooks.StopAfter.epochs=5")
+    done = emrun_here("resume", "run", "hooks.StopAfter.epochs=5")
     assert done.returncode == 2
     assert "run was trained by 4096 processes, but this machine has " in done.stderr
     assert "emrun resume run hooks.StopAfter.epochs=5 --nproc 4096" in done.stderr

@@ -116,19 +116,20 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
     assert done.stdout.endswith("\nnothing could be compared\n")
 
 
-def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun):
+def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun, emrun_here):
     (tmp_path / "start").mkdir()
     start = f"code_directory={tmp_path / 'start'}"
-    done = emrun("train", "-q", str(MAJORITY), start, "dataset.n=100", "hooks.StopAfter.epochs=1", "--output-dir=run")
+    changes = (start, "dataset.n=100", "hooks.StopAfter.epochs=1")
+    done = emrun_here("train", "-q", MAJORITY, *changes, "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     (tmp_path / "start").rmdir()
     done = emrun("verify-run", "run", "-q")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun):
+def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun, emrun_here):
     changes = ["main_loop.extra_streams=[{valid: 2 epochs}]", "main_loop.record_steps=24"]
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
+    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
     assert '"at_end"' in (project / "other" / "metrics.jsonl").read_text().splitlines()[-1]
     done = emrun("verify-run", "other", "-q")
     assert (done.returncode, done.stderr) == (0, "")
@@ -205,10 +206,10 @@ def test_other_packages_and_another_device_are_listed_by_severity(project, verif
     ]
 
 
-def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_not_verified_here(project, emrun):
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_not_verified_here(project, emrun_here):
     trace = project / "run" / "trace.yaml"
     trace.write_text(trace.read_text().replace("\nranks: 1\n", "\nranks: 4000\n"))
-    done = emrun("verify-run", "run")
+    done = emrun_here("verify-run", "run")
     assert done.returncode == 2
     assert "was trained by 4000 processes, but this machine has " in done.stderr
     assert "; verify it on a machine with as many" in done.stderr
