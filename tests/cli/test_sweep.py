@@ -107,14 +107,14 @@ def test_bad_input_is_an_error_before_the_first_trial(project, emrun_here, argum
     assert not (project / "log").exists()
 
 
-def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun_here):
-    done = emrun_here("sweep", "config.yaml", "sweep.objective=valid/los/mean")
+def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun):
+    done = emrun("sweep", "config.yaml", "sweep.objective=valid/los/mean")
     assert done.returncode == 2
     assert "override 'sweep.objective=valid/los/mean': sweep.objective: Sweep monitors valid/los/mean" in done.stderr
     assert "no hook writes 'los/mean'; did you mean 'loss/mean'?" in done.stderr
     assert done.stdout == ""
     assert trials(project) == []
-    dry = emrun_here("sweep", "config.yaml", "sweep.objective=valid/los/mean", "--dry-run")
+    dry = emrun("sweep", "config.yaml", "sweep.objective=valid/los/mean", "--dry-run")
     assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
