@@ -131,6 +131,8 @@ def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun,
     assert "all 12 12" in lines
     assert any(line.startswith("memory: parameters 48 B, gradients 48 B, optimizer 48 B, peak of ") for line in lines)
     assert any(line.startswith("an epoch takes about ") for line in lines)
+    assert "read ahead" not in done.stdout
+    assert "precision" not in done.stdout
     assert lines[-1] == "c.yaml: nothing is wrong; tried a short epoch with all hooks, saving and loading"
     assert done.stderr == ""
 
@@ -164,9 +166,10 @@ def test_static_imports_neither_torch_nor_the_users_code(project, emrun_here):
     assert emrun_here("check", "--static", "own.yaml").returncode == 2
 
 
-def test_how_streams_are_read_ahead_is_told(project, emrun_here):
-    assert "read ahead" not in emrun_here("check", "c.yaml").stdout
-    assert "\nstreams are read ahead with buffer: 2\n" in emrun_here("check", "c.yaml", "main_loop.buffer=2").stdout
+def test_how_streams_are_read_ahead_and_an_unusual_precision_are_told(project, emrun_here):
+    shown = emrun_here("check", "c.yaml", "main_loop.buffer=2", "model.precision=bf16").stdout
+    assert "\nstreams are read ahead with buffer: 2\n" in shown
+    assert "\nprecision: bf16\n" in shown
 
 
 def test_json_has_the_same_content(project, emrun_here):
@@ -179,6 +182,7 @@ def test_json_has_the_same_content(project, emrun_here):
     assert contract["initial_weights"] is None
     assert contract["memory"]["parameters"] == 48
     assert contract["reading"] == {"buffer": 0, "workers": 0}
+    assert contract["precision"] == 32
     assert set(contract["seconds_per_epoch"]) == {"train", "valid"}
     changed(project, "lr: 0.5", "lrr: 0.5", "c.yaml")
     done = emrun_here("check", "c.yaml", "--json")
@@ -436,12 +440,6 @@ def test_check_train_and_resume_show_the_plan_of_the_learning_rates(emrun_here, 
     refused = emrun_here("resume", "run", "hooks.StopAfter.updates=2", "model.scheduler.cooldown=1 update")
     assert refused.returncode == 2
     assert "model.scheduler.warmup: 4 updates: the run makes only 2 updates" in refused.stderr
-
-
-def test_the_precision_is_shown_unless_it_is_the_usual_one(emrun_here, tmp_path):
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    assert "\nprecision: bf16\n" in emrun_here("check", "config.yaml", "model.precision=bf16").stdout
-    assert json.loads(emrun_here("check", "--json", "config.yaml").stdout)["contract"]["precision"] == 32
 
 
 def test_numerics_are_a_table_in_which_what_differs_is_wrong(project, emrun):

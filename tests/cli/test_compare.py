@@ -68,12 +68,14 @@ def test_the_better_one_is_told_and_nothing_is_trained_twice(project_with_runs, 
     assert shown[-1].startswith(f"{found['pairs']} pairs, ")
 
 
+@pytest.mark.campaign
 def test_a_config_is_no_different_from_itself_and_trained_once(project, emrun):
     found = compared(emrun, "config.yaml", "--pairs", "2..3")
     assert (found["verdict"], found["difference"], found["pairs"]) == ("none", 0, 2)
     assert len(list((project / "runs").glob("trial-*"))) == 2
 
 
+@pytest.mark.campaign
 def test_finished_runs_are_not_trained_again(project, emrun, emrun_here):
     for name, width in (("a", 1), ("b=20", 20)):
         done = emrun_here("train", "-q", "config.yaml", f"model.width={width}", "--output-dir", f"log/{name}")

@@ -205,7 +205,7 @@ WRONG_CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(WRONG_CALLS, [*WRONG_CALLS][::3]))
+@pytest.mark.parametrize("name", thinned(WRONG_CALLS, ["shape", "the number of a class"]))
 def test_an_error_in_forward_or_loss_says_what_went_in_then_torchs_message_then_the_users_line(
     emrun_here, tmp_path, name
 ):

@@ -4,16 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from here import run_here
 
 from emrun.cli import emrun as commands
 from emrun.storage.run import CONFIG
 
-COMMAND = Path(sys.executable).with_name("emrun")
 CONFIG_TEXT = """\
 seed: 1
 name: small
@@ -42,7 +41,7 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, warm):
+def runs(tmp_path_factory):
     """A directory with a project and runs `one` and others, each with one difference; see `trained`."""
     place = tmp_path_factory.mktemp("project")
     rows = np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)
@@ -51,8 +50,7 @@ def runs(tmp_path_factory, warm):
     (place / "my_rows.py").write_text(MODULE)
 
     def train(name, *overrides):
-        command = [str(COMMAND), "train", "-q", "config.yaml", "--output-dir", name, *overrides]
-        done = warm.run(command, place, 100)
+        done = run_here(["train", "-q", "config.yaml", "--output-dir", name, *overrides], place)
         assert done.returncode == 0, done.stderr
 
     train("one")

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from campaign import thinned
 from click import BadParameter
 from PIL import Image
 
@@ -224,18 +225,18 @@ def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun_here):
     ]
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("sys.stderr.close(); sys.stdout.close(); 1 / 0", 1),
-        ("sys.stderr = sys.stdout = None; 1 / 0", 1),
-        ("sys.stderr = io.StringIO(); raise BrokenPipeError('division by zero')", 1),
-        ("os.close(1); os.close(2); self.file = open('opened', 'w'); 1 / 0", 1),
-        ("sys.stderr = io.TextIOWrapper(sys.stderr.detach()); sys.stderr = None; 1 / 0", 1),
-        ("sys.stdout = sys.stderr = WritesOnly(); 1 / 0", 1),
-        ("sys.stderr = sys.stdout = None; os.kill(os.getpid(), 15)", -15),
-    ],
-)
+TAKES = [
+    ("sys.stderr.close(); sys.stdout.close(); 1 / 0", 1),
+    ("sys.stderr = sys.stdout = None; 1 / 0", 1),
+    ("sys.stderr = io.StringIO(); raise BrokenPipeError('division by zero')", 1),
+    ("os.close(1); os.close(2); self.file = open('opened', 'w'); 1 / 0", 1),
+    ("sys.stderr = io.TextIOWrapper(sys.stderr.detach()); sys.stderr = None; 1 / 0", 1),
+    ("sys.stdout = sys.stderr = WritesOnly(); 1 / 0", 1),
+    ("sys.stderr = sys.stdout = None; os.kill(os.getpid(), 15)", -15),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), thinned(TAKES, TAKES[::3]))
 def test_an_error_is_told_after_user_code_has_taken_the_output_away(project, emrun, tmp_path, code, status):
     project({"mine.Takes": {"code": code}})
     done = emrun("train", "c.yaml", "hooks.StopAfter.epochs=3", "--output-dir", "run", "--json")

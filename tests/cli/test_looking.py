@@ -110,7 +110,15 @@ def test_origins_of_a_config_that_cannot_be_used_are_shown_as_far_as_possible(pr
         assert "default of " in done.stdout
 
 
-def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emrun, monkeypatch):
+def test_the_schema_is_printed_without_a_config(tmp_path, emrun_here):
+    done = emrun_here("config", "--schema")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == config_schema()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.campaign
+def test_the_schema_is_made_without_torch(tmp_path, emrun, monkeypatch):
     monkeypatch.setattr(Unimported, "_lookup", LOOKUP)
     done = emrun("config", "--schema", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0, done.stderr
@@ -186,6 +194,7 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
+@pytest.mark.campaign
 def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun):
     (project / "mine.py").write_text(
         "class Mine:\n    def bench(self):\n        return 'my own'\n\n"

@@ -133,6 +133,7 @@ def test_the_output_of_several_ranks_is_that_of_one(project, straight, emrun_her
     assert "command:\n- emrun\n- train\n- config.yaml\n- --nproc\n" in (straight / "trace.yaml").read_text()
 
 
+@pytest.mark.campaign
 def test_the_end_of_several_ranks_is_measured_and_may_be_the_best(project, emrun):
     hooks = "hooks=[ComputeStats, {SaveBest: {stream: train_eval}}, {StopAfter: {updates: 3}}]"
     loop = "main_loop={extra_streams: [train], skip_zeroth_epoch: true}"
@@ -273,6 +274,7 @@ def test_a_rank_that_cannot_build_its_model_is_one_message_and_the_others_end(pr
     assert "rank 1: " in done.stderr
 
 
+@pytest.mark.campaign
 def test_a_mistake_in_the_config_is_printed_once_and_leaves_nothing(project, emrun):
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "model.optimizer.lr=-1")
     assert done.returncode == 2

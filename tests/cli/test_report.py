@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from here import run_here
 
 from emrun.cli import emrun as group
 from emrun.record.metrics_log import MetricsLog
@@ -80,12 +81,11 @@ def lines_of(found, title):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, warm):
+def trained(tmp_path_factory):
     """A directory with the run `run` of a small config."""
     place = tmp_path_factory.mktemp("project")
     (place / "config.yaml").write_text(SMALL)
-    command = [str(Path(sys.executable).with_name("emrun")), "train", "-q", "config.yaml", "--output-dir", "run"]
-    done = warm.run(command, place, 100)
+    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run"], place)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -512,10 +512,8 @@ def test_a_page_that_is_followed_reloads_itself_until_the_run_ends(make_run, tmp
 
 
 REPORTS = """
-import subprocess
-import sys
-
 from emrun import AbstractHook
+from emrun.cli import emrun
 
 
 class Reports(AbstractHook):
@@ -526,7 +524,7 @@ class Reports(AbstractHook):
     def after_epoch(self, epoch_id):
         page = self.output_dir / "report.html"
         if epoch_id == 1:
-            subprocess.run([sys.executable, "-m", "emrun", "report", self.output_dir], check=True)
+            assert emrun.main(["report", str(self.output_dir)], standalone_mode=False) == 0
             assert not page.with_name(".report.html.tmp").exists()
         if epoch_id == 1 and self.mode == "other":
             page.write_text("<p>not of emrun")

@@ -4,19 +4,16 @@ import json
 import os
 import shutil
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from campaign import thinned
+from here import run_here
 from projects import MAJORITY
 from ruamel.yaml import YAML
 from training.tiny import trace
 
 from emrun import create_training
 from emrun.base.errors import RunInUse
-
-EMRUN = str(Path(sys.executable).with_name("emrun"))
 
 FLATTEN = "      - {class: torch.nn.Flatten, start_dim: 0}\n"
 CONFIG = (
@@ -220,12 +217,12 @@ def test_a_signal_while_the_dataset_is_built_ends_the_process_by_it(project, emr
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory, warm):
+def expected(tmp_path_factory):
     """Return the result of a run without any signal."""
     directory = tmp_path_factory.mktemp("straight")
     (directory / "config.yaml").write_text(CONFIG)
-    command = [EMRUN, "train", "-q", "config.yaml", "--output-dir", "run", "dataset.n=100"]
-    warm.run(command, directory, timeout=100).check_returncode()
+    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run", "dataset.n=100"], directory)
+    assert done.returncode == 0, done.stderr
     return result(directory / "run")
 
 
@@ -245,7 +242,7 @@ def send(project, emrun, plan, *overrides):
         pytest.param([[signal.SIGINT, "train", 11, 3]], 16, id="train"),
         pytest.param([[signal.SIGINT, "valid", 16, 1]], 16, id="evaluation", marks=pytest.mark.campaign),
         pytest.param([[signal.SIGINT, "train", 8, 8]], 8, id="boundary", marks=pytest.mark.campaign),
-        pytest.param([[signal.SIGINT, "valid", 0, 2]], 0, id="zeroth"),
+        pytest.param([[signal.SIGINT, "valid", 0, 2]], 0, id="zeroth", marks=pytest.mark.campaign),
     ],
 )
 def test_with_on_interrupt_epoch_the_run_ends_after_the_epoch(project, emrun, emrun_here, expected, plan, iterations):
@@ -318,11 +315,11 @@ def test_sigusr1_saves_a_checkpoint_from_which_the_run_resumes(
 
 
 @pytest.mark.parametrize("where", thinned(["import", "constructor"], ["constructor"]))
-def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, emrun_here, where):
+def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, where):
     (project / "dying.py").write_text(DYING.format(where=where, name="SIGUSR1"))
     options = ["--output-dir", "run", "dataset.class=dying.Data", "hooks.StopAfter.epochs=1"]
     assert emrun("train", "-q", "config.yaml", *options).returncode == 0
-    assert emrun_here("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
+    assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
 
 
 def test_sigusr1_does_not_change_the_result(project, emrun, expected):
@@ -402,10 +399,15 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun_here):
 @pytest.mark.parametrize(
     ("overrides", "command", "epochs"),
     [
-        ([], ["train", "config.yaml", "--output-dir", "run", "--auto-resume", "hooks.StopAfter.epochs=2"], [0, 1]),
-        (["main_loop.skip_zeroth_epoch=true"], ["resume", "run"], [1]),
+        pytest.param(
+            [],
+            ["train", "config.yaml", "--output-dir", "run", "--auto-resume", "hooks.StopAfter.epochs=2"],
+            [0, 1],
+            id="auto-resume",
+            marks=pytest.mark.campaign,
+        ),
+        pytest.param(["main_loop.skip_zeroth_epoch=true"], ["resume", "run"], [1], id="resume"),
     ],
-    ids=["auto-resume", "resume"],
 )
 def test_a_run_that_was_killed_in_its_second_epoch_and_lost_its_checkpoints_is_not_begun_anew(
     project, emrun, emrun_here, overrides, command, epochs

@@ -2,15 +2,34 @@
 
 import json
 import shlex
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from sweeps import statuses, trace, trials, write_project
+
+EMRUN = Path(sys.executable).with_name("emrun")
 
 
 @pytest.fixture
 def project(tmp_path):
     return write_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory, warm):
+    """Return a directory with the project and the two trials of its sweep."""
+    place = write_project(tmp_path_factory.mktemp("once"))
+    done = warm.run([str(EMRUN), "sweep", "-q", "config.yaml"], place, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture
+def project_with_trials(once, tmp_path):
+    """Return a copy of the directory, in which the sweep continues."""
+    return shutil.copytree(once, tmp_path, symlinks=True, dirs_exist_ok=True)
 
 
 def test_a_sweep_prints_a_table_with_the_best_first(project, emrun, emrun_here):
@@ -36,8 +55,8 @@ def test_a_sweep_prints_a_table_with_the_best_first(project, emrun, emrun_here):
     assert emrun_here("sweep", "config.yaml", "--status", "--output-dir", place).stdout.count("finished") == 2
 
 
-def test_the_config_of_a_trial_has_no_section_sweep(project, emrun, emrun_here):
-    emrun("sweep", "-q", "config.yaml")
+def test_the_config_of_a_trial_has_no_section_sweep(project_with_trials, emrun_here):
+    project = project_with_trials
     assert len(trials(project)) == 2
     assert all("sweep" not in (run / "config.yaml").read_text() for run in trials(project))
     assert trace(trials(project)[0])["command"][:3] == ["emrun", "train", "config.yaml"]
@@ -46,16 +65,16 @@ def test_the_config_of_a_trial_has_no_section_sweep(project, emrun, emrun_here):
     assert emrun_here("check", "config.yaml", "sweep.repeats=zero").returncode == 2
 
 
-def test_dry_run_prints_the_commands_of_the_trials_that_are_left(project, emrun, emrun_here):
-    emrun("sweep", "-q", "config.yaml")
+def test_dry_run_prints_the_commands_of_the_trials_that_are_left(project_with_trials, emrun_here):
     done = emrun_here("sweep", "config.yaml", "-p", "model.lr=[0.3, 0.5]", "--jobs", "2", "--dry-run")
     (line,) = done.stdout.splitlines()
     words = shlex.split(line)
     assert words[:5] == ["OMP_NUM_THREADS=1", "emrun", "train", "config.yaml", "model.lr=0.5"]
     assert (words[5], words[7]) == ("--output-dir", "--auto-resume")
-    assert len(trials(project)) == 2
+    assert len(trials(project_with_trials)) == 2
 
 
+@pytest.mark.campaign
 def test_an_adaptive_method_continues_from_the_directories(project, emrun, emrun_here):
     arguments = ("-p", "model.lr={low: 0.01, high: 0.5, log: true}", "sweep.method=tpe")
     assert emrun("sweep", "-q", "config.yaml", *arguments, "sweep.trials=2").returncode == 0
@@ -118,7 +137,7 @@ def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(pro
     assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
-def test_without_an_objective_the_end_says_what_to_add(project, emrun, emrun_here):
+def test_without_an_objective_the_end_says_what_to_add(project_with_trials, emrun, emrun_here):
     words = "nothing was compared: the sweep has no objective; repeat the command with --status and "
     done = emrun("sweep", "-q", "config.yaml", "sweep.objective=null")
     assert done.stdout.splitlines()[-1].startswith(f"{words}sweep.objective=valid/loss/mean")
@@ -171,6 +190,7 @@ def test_without_optuna_the_message_has_the_command_that_installs_it(project, mo
         commands.commands["sweep"].main(["config.yaml", "sweep.pruner=median"], standalone_mode=False)
 
 
+@pytest.mark.campaign
 def test_a_search_ends_when_all_combinations_are_tried(project, emrun):
     arguments = ("sweep", "config.yaml", "sweep.method=brute_force", "sweep.trials=5", "hooks.StopAfter.epochs=1")
     done = emrun(*arguments)

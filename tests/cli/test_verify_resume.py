@@ -236,26 +236,17 @@ def rows(done):
     return [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
 
 
-USUAL = [
-    ["the middle of an epoch", "5", "SIGTERM", "5", "exact"],
-    ["the end of a pass", "6", "SIGTERM", "6", "exact"],
-    ["the last batch of an epoch", "4", "SIGTERM", "4", "exact"],
-    ["an evaluation (train_eval)", "4", "SIGTERM", "4", "exact"],
-]
-GIVEN = [["the given iteration", "5", "SIGTERM", "5", "exact"]]
-
-
-@pytest.mark.parametrize(
-    ("points", "expected", "count"),
-    [pytest.param((), USUAL, "4 points", marks=pytest.mark.campaign), (("--at", "5"), GIVEN, "1 point")],
-    ids=["usual", "given"],
-)
-def test_a_good_config_is_exact_at_every_point(verify, points, expected, count):
-    changes = ("main_loop.buffer=2", "main_loop.fixed_epoch_size=4", "main_loop.extra_streams=[valid, train]")
-    done = verify(*points, *changes)
+@pytest.mark.campaign
+def test_a_good_config_is_exact_at_every_point(verify):
+    done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4", "main_loop.extra_streams=[valid, train]")
     assert (done.returncode, done.stderr) == (0, "")
-    assert rows(done) == expected
-    assert done.stdout.splitlines()[-1] == f"exact: interrupted at {count}, compared 10 iterations"
+    assert rows(done) == [
+        ["the middle of an epoch", "5", "SIGTERM", "5", "exact"],
+        ["the end of a pass", "6", "SIGTERM", "6", "exact"],
+        ["the last batch of an epoch", "4", "SIGTERM", "4", "exact"],
+        ["an evaluation (train_eval)", "4", "SIGTERM", "4", "exact"],
+    ]
+    assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
 SHARDED = (r"model.strategy={shard: '^layers\.\d+$'}",)
@@ -432,6 +423,7 @@ def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify, 
     assert done.stdout.splitlines()[-1].startswith("not exact")
 
 
+@pytest.mark.campaign
 def test_a_stream_shuffled_by_the_time_is_named_before_any_interruption(verify):
     done = verify("--at", "1", "dataset.kind=timed")
     assert done.returncode == 1
@@ -465,6 +457,7 @@ def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_wit
     assert "note: not compared: state of hook Clock.time, which differs between two uninterrupted runs" in done.stdout
 
 
+@pytest.mark.campaign
 def test_an_iteration_after_the_end_is_refused(verify):
     done = verify("--at", "14")
     assert done.returncode == 2

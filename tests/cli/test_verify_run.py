@@ -116,6 +116,7 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
     assert done.stdout.endswith("\nnothing could be compared\n")
 
 
+@pytest.mark.campaign
 def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun, emrun_here):
     (tmp_path / "start").mkdir()
     start = f"code_directory={tmp_path / 'start'}"
@@ -127,6 +128,7 @@ def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.campaign
 def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun, emrun_here):
     changes = ["main_loop.extra_streams=[{valid: 2 epochs}]", "main_loop.record_steps=24"]
     assert emrun_here("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
@@ -172,6 +174,7 @@ def test_a_changed_config_is_the_cause(project, verified):
     assert found["cause"].startswith("config: the learning rate is not that of the first steps")
 
 
+@pytest.mark.campaign
 def test_a_changed_statistic_is_in_the_record(project, verified):
     metrics = project / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
