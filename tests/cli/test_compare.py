@@ -160,6 +160,7 @@ def test_bad_input_trains_nothing(project, emrun_here, arguments, message):
     assert not list((project / "runs").glob("trial-*"))
 
 
+@pytest.mark.campaign
 def test_a_metric_that_no_hook_writes_trains_nothing(project, emrun):
     problems = compared(emrun, "-b", "model.width=2", "--metric", "valid/size", "--max", status=2)["problems"]
     assert "no hook writes 'size/mean'" in problems[0]["message"]

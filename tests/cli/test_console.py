@@ -108,8 +108,9 @@ class Data(Majority):
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        *(("train", "usage"), ("train", "eof"), ("eval", "exit"), ("resume", "pipe"), ("dataset", "abort")),
-        *(pytest.param("train", kind, marks=pytest.mark.campaign) for kind in ("exit", "abort", "pipe")),
+        *(("train", "usage"), ("eval", "exit"), ("dataset", "abort")),
+        *(pytest.param("train", kind, marks=pytest.mark.campaign) for kind in ("eof", "exit", "abort", "pipe")),
+        pytest.param("resume", "pipe", marks=pytest.mark.campaign),
     ],
 )
 def test_what_click_would_end_with_is_a_failure_in_code_of_a_user(emrun, emrun_here, tmp_path, command, kind):

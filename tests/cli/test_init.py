@@ -51,6 +51,7 @@ def test_a_new_project_trains_at_once(tmp_path, emrun_here, run_directory):
     assert (run_directory(tmp_path / "mine" / "log") / "checkpoints" / "best").exists()
 
 
+@pytest.mark.campaign  # tests/test_house.py compares the folders
 def test_the_wheel_has_every_sample(wheel, tmp_path):
     code = "import sys; from emrun.cli import main; sys.argv = ['emrun', 'init', 'mine', '--from', 'gan']; main()"
     env = {**os.environ, "PYTHONPATH": str(wheel)}

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from campaign import thinned
 from projects import LINEAR
 
 from emrun.storage.lock import RunLock
@@ -42,7 +43,7 @@ def test_runs_are_shown_and_removed_after_a_question(runs, emrun, emrun_here):
     assert runs() == ["a", "c"]
 
 
-@pytest.mark.parametrize(("options", "left"), [
+CHOICES = [
     (["--epochs", "2"], ["b"]),
     (["--status", "finished", "--status", "killed"], ["b"]),
     (["--keep-best", "1"], ["a"]),
@@ -51,7 +52,10 @@ def test_runs_are_shown_and_removed_after_a_question(runs, emrun, emrun_here):
     (["--older", "1h", "--status", "failed"], ["a", "c"]),
     (["--older", "9000w"], ["a", "b", "c"]),
     (["--where", "valid/accuracy<0.3"], ["a", "b"]),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("options", "left"), thinned(CHOICES, CHOICES[1::2]))
 def test_runs_are_chosen_by_all_options_together(runs, emrun_here, options, left):
     done = emrun_here("prune", *options, "--yes")
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from campaign import thinned
 from safetensors.numpy import load_file
 
 
@@ -110,6 +111,7 @@ def test_a_skipped_update_is_repeated_and_the_example_behind_it_named(doomed, em
 UNLUCKY = ("model.module.unlucky=1.0", "model.module.dropout=0.5", "hooks.StopAfter.epochs=100")
 
 
+@pytest.mark.campaign
 def test_a_failure_that_depends_on_chance_is_repeated_with_the_same_chance(doomed, fail, emrun_here):
     """With another state of torch's generator in the capsule, the step goes through, as the next test shows."""
     assert fail(*UNLUCKY).returncode == 1
@@ -188,15 +190,15 @@ def test_a_directory_that_cannot_be_written_does_not_hide_the_error(doomed, emru
     assert "emrun replay" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["dataset.raises=a broken file"],  # there is no batch
-        ["model.outputs=[logits]"],
-        ["model.inputs=[x, labl]"],
-        ["hooks.StopAfter={iterations: 2}"],
-    ],
-)
+NO_FAILURES = [
+    ["dataset.raises=a broken file"],  # there is no batch
+    ["model.outputs=[logits]"],
+    ["model.inputs=[x, labl]"],
+    ["hooks.StopAfter={iterations: 2}"],
+]
+
+
+@pytest.mark.parametrize("overrides", thinned(NO_FAILURES, NO_FAILURES[::2]))
 def test_an_error_that_is_not_a_failure_of_a_step_leaves_no_capsule(doomed, fail, overrides):
     fail(*overrides)
     assert not (doomed / "run" / "failures").exists()

@@ -7,11 +7,11 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from here import run_here
 
 from emrun.cli import emrun as group
@@ -334,13 +334,13 @@ def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun_here, 
     run = make_run("a", [0.5], steps=[])
     with (run.directory / "metrics.jsonl").open("a") as file:
         for epoch in range(1, 3):
-            many = {f"v{index}": {"mean": 0.5} for index in range(20_000)}
+            many = {f"v{index}": {"mean": 0.5} for index in range(11_000)}
             file.write(
                 json.dumps({"epoch": epoch, "iteration": epoch, "seconds": 1, "streams": {"train": many}}) + "\n"
             )
-        file.write("x" * 60_000_000 + "\n")
+        file.write("x" * 31_000_000 + "\n")
     with (run.directory / "train.log").open("a") as file:
-        file.write("x" * 30_000_000 + "\n2026-11-20 10:00:00.000: INFO    @x: the end\n")
+        file.write("x" * 2_000_000 + "\n2026-11-20 10:00:00.000: INFO    @x: the end\n")
     assert emrun_here("report", "log/a").returncode == 0
     path = run.directory / "report.html"
     found = page(path)
@@ -349,8 +349,12 @@ def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun_here, 
     assert "is damaged or not of an epoch" in found.text
 
 
-@pytest.mark.parametrize("name", ["trace.yaml", "config.yaml", "metrics.jsonl", "steps.jsonl"])
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{", b"[1, 2", None])
+DAMAGED = ["trace.yaml", "config.yaml", "metrics.jsonl", "steps.jsonl"]
+DAMAGES = [b"", b"\xff\xfe\x00", b"{", b"[1, 2", None]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("content", thinned(DAMAGES, DAMAGES[1:3]))
 def test_a_damaged_run_has_a_page(make_run, emrun_here, name, content):
     run = make_run("a", [0.5], steps=[Chunk(1, 1, {"loss": [1.0]})])
     (run.directory / name).unlink()
@@ -386,20 +390,6 @@ def test_a_killed_run_and_one_without_an_epoch(make_run, emrun_here, tmp_path):
     for name, said in (("killed", "✕ killed"), ("early", "There is nothing to draw")):
         assert emrun_here("report", f"log/{name}").returncode == 0
         assert said in page(tmp_path / "log" / name / "report.html").text
-
-
-def test_neither_torch_nor_code_of_the_user_is_imported(make_run, tmp_path):
-    (tmp_path / "my_model.py").write_text("raise SystemExit('imported')\n")
-    make_run("a", [0.5])
-    code = (
-        "import sys; sys.path.insert(0, ''); from emrun.cli import emrun\n"
-        "assert emrun.main(['report', 'log/a'], standalone_mode=False) == 0\n"
-        "assert not {'torch', 'my_model'} & set(sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
@@ -531,7 +521,7 @@ class Reports(AbstractHook):
 """
 
 
-@pytest.mark.parametrize("mode", ["made", "other"])
+@pytest.mark.parametrize("mode", thinned(["made", "other"], ["other"]))
 def test_a_page_that_is_made_during_the_run_is_replaced_by_that_of_the_run(trained, emrun_here, tmp_path, mode):
     config = (
         (trained / "config.yaml").read_text().replace("hooks:", f"hooks:\n  - reports.Reports: {{mode: {mode}}}", 1)

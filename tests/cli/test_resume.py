@@ -266,6 +266,7 @@ def result_of_epochs(directory):
     return [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("plan", "done_before"),
     [
@@ -319,9 +320,19 @@ def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, whe
     (project / "dying.py").write_text(DYING.format(where=where, name="SIGUSR1"))
     options = ["--output-dir", "run", "dataset.class=dying.Data", "hooks.StopAfter.epochs=1"]
     assert emrun("train", "-q", "config.yaml", *options).returncode == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("where", ["import", "constructor"])
+def test_sigusr1_before_a_resume_has_anything_to_save_is_ignored(project, emrun, where):
+    (project / "dying.py").write_text(DYING.format(where="", name="SIGUSR1"))
+    options = ["--output-dir", "run", "dataset.class=dying.Data", "hooks.StopAfter.epochs=1"]
+    assert emrun("train", "-q", "config.yaml", *options).returncode == 0
+    (project / "dying.py").write_text(DYING.format(where=where, name="SIGUSR1"))
     assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
 
 
+@pytest.mark.campaign
 def test_sigusr1_does_not_change_the_result(project, emrun, expected):
     done = send(project, emrun, [[signal.SIGUSR1, "train", 3, 3], [signal.SIGUSR1, "valid", 8, 1]])
     assert (done.returncode, result(project / "run")) == (0, expected)
@@ -396,6 +407,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun_here):
     assert emrun_here("train", "-q", "run", "hooks.StopAfter.epochs=0").returncode == 0  # the way that was named
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("overrides", "command", "epochs"),
     [
@@ -421,6 +433,7 @@ def test_a_run_that_was_killed_in_its_second_epoch_and_lost_its_checkpoints_is_n
     assert files(project / "run") == before
 
 
+@pytest.mark.campaign
 def test_a_run_that_was_interrupted_in_its_first_epoch_and_lost_its_checkpoints_is_not_begun_anew(
     project, emrun, emrun_here
 ):
@@ -433,6 +446,7 @@ def test_a_run_that_was_interrupted_in_its_first_epoch_and_lost_its_checkpoints_
     assert files(project / "run") == before
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("where", "overrides"),
     [
@@ -460,6 +474,7 @@ def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_ane
     assert result_of_epochs(project / "run") == [1]
 
 
+@pytest.mark.campaign
 def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_begins_anew(project, emrun_here):
     overrides = ["main_loop.skip_zeroth_epoch=true", "hooks.StopAfter.epochs=1"]
     assert emrun_here("train", "-q", "config.yaml", "--output-dir", "run", *overrides).returncode == 0

@@ -253,6 +253,7 @@ SHARDED = (r"model.strategy={shard: '^layers\.\d+$'}",)
 EQUAL_ON_RANKS = ("dataset.scale=0", "model.module.dropout=0", "model.sync_batch_norm=true")
 
 
+@pytest.mark.campaign
 def test_another_number_of_ranks_is_equal_up_to_rounding(verify):
     done = verify("--nproc", "1,2", "--at", "4", *EQUAL_ON_RANKS)
     assert (done.returncode, done.stderr) == (0, "")

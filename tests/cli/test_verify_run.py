@@ -108,6 +108,14 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
         "the run gives what it recorded",
     ]
     assert content(run) == before
+
+
+@pytest.mark.campaign
+def test_nothing_can_be_compared_without_the_code_of_the_run(trained, tmp_path, emrun):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run, symlinks=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(trained), str(tmp_path / "gone")))
     shutil.rmtree(run / "code" / "modules")
     done = emrun("verify-run", "run", "-q", ranks=2)  # of a dataset that cannot be found, new processes say so
     assert done.returncode == 1
@@ -165,6 +173,7 @@ def test_changed_data_are_the_cause(project, verified):
     assert found["cause"] == "data: the first batch of stream 'valid' has other values of x"
 
 
+@pytest.mark.campaign
 def test_a_changed_config_is_the_cause(project, verified):
     config = project / "run" / "config.yaml"
     text = config.read_text()
@@ -186,6 +195,7 @@ def test_a_changed_statistic_is_in_the_record(project, verified):
     assert found["cause"].startswith("record: the first steps are the same")
 
 
+@pytest.mark.campaign
 def test_other_packages_and_another_device_are_listed_by_severity(project, verified):
     record = project / "run" / "code" / "record.json"
     code = json.loads(record.read_text())
