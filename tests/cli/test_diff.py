@@ -4,16 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from here import run_here
 
 from emrun.cli import emrun as commands
 from emrun.storage.run import CONFIG
 
-COMMAND = Path(sys.executable).with_name("emrun")
 CONFIG_TEXT = """\
 seed: 1
 name: small
@@ -42,7 +41,7 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, warm):
+def runs(tmp_path_factory):
     """A directory with a project and runs `one` and others, each with one difference; see `trained`."""
     place = tmp_path_factory.mktemp("project")
     rows = np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)
@@ -51,8 +50,7 @@ def runs(tmp_path_factory, warm):
     (place / "my_rows.py").write_text(MODULE)
 
     def train(name, *overrides):
-        command = [str(COMMAND), "train", "-q", "config.yaml", "--output-dir", name, *overrides]
-        done = warm.run(command, place, 100)
+        done = run_here(["train", "-q", "config.yaml", "--output-dir", name, *overrides], place)
         assert done.returncode == 0, done.stderr
 
     train("one")
@@ -104,14 +102,14 @@ def test_the_same_run_twice_is_equal(runs, emrun):
     ]  # fmt: skip
 
 
-def test_one_bit_of_a_row_is_found_at_the_step_that_reads_it(runs, emrun):
+def test_one_bit_of_a_row_is_found_at_the_step_that_reads_it(runs, emrun_here):
     found = differing(runs, "one", "bit")
     assert found.keys() == {"epochs", "steps"}
     steps = found["steps"]
     assert (steps["compared"], steps["first"]["iteration"], list(steps["first"]["values"])) == (5, 6, ["loss"])
     one, other = steps["first"]["values"]["loss"]
     assert one != other
-    done = emrun("diff", runs / "one", runs / "bit")
+    done = emrun_here("diff", runs / "one", runs / "bit")
     assert done.returncode == 1
     assert "data: equal" in done.stdout
     assert "steps: equal for 5 iterations; at 6 the loss differs: " in done.stdout
@@ -164,9 +162,9 @@ def test_a_longer_run_is_equal_as_far_as_both_go(runs):
     assert "steps: equal for 20 iterations; the last is 20 in a and 30 in b" in compared(runs, "one", "longer")
 
 
-def test_what_is_not_a_run_is_refused(runs, tmp_path, emrun):
+def test_what_is_not_a_run_is_refused(runs, tmp_path, emrun_here):
     for place, why in ((tmp_path, "is not a run directory"), (tmp_path / "nowhere", "does not exist")):
-        done = emrun("diff", runs / "one", place)
+        done = emrun_here("diff", runs / "one", place)
         assert done.returncode == 2
         assert why in done.stderr
 

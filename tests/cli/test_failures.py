@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from campaign import thinned
 from click import BadParameter
 from PIL import Image
 
@@ -116,10 +117,10 @@ def project(tmp_path):
     return write
 
 
-def test_every_command_prints_the_frames_of_the_users_code_only_and_verbose_prints_all(project, emrun):
+def test_every_command_prints_the_frames_of_the_users_code_only_and_verbose_prints_all(project, emrun_here):
     where = f'mine.py", line {RAISES}, in train_stream'
     for command in (["check"], ["train", "-q", "--rm"], ["train", "-q", "--output-dir", "run"]):
-        done = emrun(*command, "c.yaml", "dataset.bad=raises")
+        done = emrun_here(*command, "c.yaml", "dataset.bad=raises")
         assert done.returncode == 1
         lines = done.stderr.splitlines()
         assert "KeyError: 'no row'" in lines
@@ -128,15 +129,15 @@ def test_every_command_prints_the_frames_of_the_users_code_only_and_verbose_prin
         assert "Traceback" not in done.stderr
         last = "the full traceback is in run/train.log" if "run" in command else "--verbose shows the full traceback"
         assert last in lines
-    done = emrun("check", "-v", "c.yaml", "dataset.bad=raises")
+    done = emrun_here("check", "-v", "c.yaml", "dataset.bad=raises")
     assert "Traceback (most recent call last)" in done.stderr
     assert where in done.stderr
     assert "emrun/cli/check.py" in done.stderr
     assert "--verbose" not in done.stderr
 
 
-def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_click(project, emrun):
-    done = emrun("check", "c.yaml", "model.module.in_features=-1")
+def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_click(project, emrun_here):
+    done = emrun_here("check", "c.yaml", "model.module.in_features=-1")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[0].startswith("while building model.module (c.yaml:")
@@ -146,7 +147,7 @@ def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_cl
     ]
 
 
-def test_an_argument_of_the_model_that_its_first_batch_refuses_is_told_with_its_line_in_the_config(project, emrun):
+def test_an_argument_of_the_model_that_its_first_batch_refuses_is_told_with_its_line_in_the_config(project, emrun_here):
     parts = [{"class": "torch.nn.BatchNorm1d", "num_features": 4}, CONFIG["model"]["module"]]
     model = {**CONFIG["model"], "module": {"class": "torch.nn.Sequential", "args": parts}, "recompute": "0"}
     text = json.dumps({**CONFIG, "model": model}, indent=1)
@@ -154,22 +155,22 @@ def test_an_argument_of_the_model_that_its_first_batch_refuses_is_told_with_its_
     line = 1 + text.splitlines().index('  "recompute": "0"')
     told = f"c.yaml:{line}:16: model.recompute: the forward of BatchNorm1d changes its buffer 'running_mean'"
     for command in ("check", "train"):
-        done = emrun(command, "c.yaml")
+        done = emrun_here(command, "c.yaml")
         assert done.returncode == 2
         assert any(each.startswith(told) for each in done.stderr.splitlines())
 
 
-def test_an_argument_that_a_hook_refuses_in_an_event_is_told_without_a_place_in_the_model(project, emrun):
+def test_an_argument_that_a_hook_refuses_in_an_event_is_told_without_a_place_in_the_model(project, emrun_here):
     project("mine.Refuses")
     assert (
-        emrun("train", "-q", "c.yaml").stderr.splitlines()[0]
+        emrun_here("train", "-q", "c.yaml").stderr.splitlines()[0]
         == "error: loss: is mine (in hook Refuses, before_training)"
     )
 
 
-def test_a_library_that_a_constructor_imports_and_that_is_missing_is_told_with_what_to_install(project, emrun):
+def test_a_library_that_a_constructor_imports_and_that_is_missing_is_told_with_what_to_install(project, emrun_here):
     place = project("mine.Imports")
-    done = emrun("train", "-q", "c.yaml", "--output-dir", "run")
+    done = emrun_here("train", "-q", "c.yaml", "--output-dir", "run")
     assert done.returncode == 1
     told = "'nobody_has' is not installed: pip install nobody_has; or, if it is a module of yours, put it beside"
     assert f"\n    import nobody_has.parts\n{told} the others\n" in done.stderr
@@ -185,7 +186,7 @@ def test_an_error_in_a_worker_process_has_one_frame_of_the_user(project, emrun):
     assert f"line {RAISES}, in train_stream" in lines[3]
 
 
-@pytest.mark.parametrize(("at", "status"), [(0, 2), (2, 1)])
+@pytest.mark.parametrize(("at", "status"), thinned([(0, 2), (2, 1)], [(2, 1)]))
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -193,8 +194,8 @@ def test_an_error_in_a_worker_process_has_one_frame_of_the_user(project, emrun):
         ("strings", "source 'y' cannot become a tensor: too many dimensions 'str'; the dataset must yield numbers"),
     ],
 )
-def test_wrong_data_is_one_line_with_stream_and_batch(project, emrun, bad, message, at, status):
-    done = emrun("train", "-q", "--rm", "c.yaml", f"dataset.bad={bad}", f"dataset.at={at}")
+def test_wrong_data_is_one_line_with_stream_and_batch(project, emrun_here, bad, message, at, status):
+    done = emrun_here("train", "-q", "--rm", "c.yaml", f"dataset.bad={bad}", f"dataset.at={at}")
     assert done.returncode == status
     (first,) = done.stderr.splitlines()
     assert first.startswith("error: ")
@@ -214,9 +215,9 @@ def test_a_picture_that_is_cut_off_is_one_line_without_the_frames_of_pillow(tmp_
     assert capsys.readouterr().err.strip().splitlines() == [f"error: {error}"]
 
 
-def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun):
+def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun_here):
     project("mine.Fails")
-    done = emrun("train", "-q", "--rm", "c.yaml")
+    done = emrun_here("train", "-q", "--rm", "c.yaml")
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [
         "in hook Fails, after_epoch of epoch 1",
@@ -224,18 +225,18 @@ def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun):
     ]
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("sys.stderr.close(); sys.stdout.close(); 1 / 0", 1),
-        ("sys.stderr = sys.stdout = None; 1 / 0", 1),
-        ("sys.stderr = io.StringIO(); raise BrokenPipeError('division by zero')", 1),
-        ("os.close(1); os.close(2); self.file = open('opened', 'w'); 1 / 0", 1),
-        ("sys.stderr = io.TextIOWrapper(sys.stderr.detach()); sys.stderr = None; 1 / 0", 1),
-        ("sys.stdout = sys.stderr = WritesOnly(); 1 / 0", 1),
-        ("sys.stderr = sys.stdout = None; os.kill(os.getpid(), 15)", -15),
-    ],
-)
+TAKES = [
+    ("sys.stderr.close(); sys.stdout.close(); 1 / 0", 1),
+    ("sys.stderr = sys.stdout = None; 1 / 0", 1),
+    ("sys.stderr = io.StringIO(); raise BrokenPipeError('division by zero')", 1),
+    ("os.close(1); os.close(2); self.file = open('opened', 'w'); 1 / 0", 1),
+    ("sys.stderr = io.TextIOWrapper(sys.stderr.detach()); sys.stderr = None; 1 / 0", 1),
+    ("sys.stdout = sys.stderr = WritesOnly(); 1 / 0", 1),
+    ("sys.stderr = sys.stdout = None; os.kill(os.getpid(), 15)", -15),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), thinned(TAKES, [TAKES[0], TAKES[-1]]))
 def test_an_error_is_told_after_user_code_has_taken_the_output_away(project, emrun, tmp_path, code, status):
     project({"mine.Takes": {"code": code}})
     done = emrun("train", "c.yaml", "hooks.StopAfter.epochs=3", "--output-dir", "run", "--json")
@@ -286,10 +287,10 @@ def test_what_a_constructor_puts_in_place_of_the_output_gets_what_is_printed_in_
     assert "report.html" in done.stdout
 
 
-def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(project, emrun):
+def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(project, emrun_here):
     project("mine.ReadsValid", "mine.MonitorsValid")
-    assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
-    done = emrun("eval", "-q", "run", "test")
+    assert emrun_here("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
+    done = emrun_here("eval", "-q", "run", "test")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[0] == "in hook ReadsValid, after_epoch of epoch 0"
@@ -297,21 +298,21 @@ def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(projec
     assert "eval.STREAM.hooks" in lines[1]
     assert lines[2] == """KeyError: "there is no stream 'valid' in the data of the epoch (it has test)\""""
     assert lines[-1] == "the full traceback is in run/eval/test-1/train.log"
-    done = emrun("eval", "run", "test", "~hooks.2")
+    done = emrun_here("eval", "run", "test", "~hooks.2")
     assert done.returncode == 0
     left_out = "hook MonitorsValid is left out: it monitors valid/loss/mean, but only test is run"
     assert left_out in done.stderr.splitlines()
-    done = emrun("eval", "run", "valid")
+    done = emrun_here("eval", "run", "valid")
     assert (done.returncode, "left out" in done.stderr) == (0, False)
 
 
-def test_a_file_that_is_not_found_elsewhere_names_the_directory_of_the_start(project, emrun):
+def test_a_file_that_is_not_found_elsewhere_names_the_directory_of_the_start(project, emrun_here):
     place = project()
     (place / "data.txt").write_text("")
-    assert emrun("train", "-q", "c.yaml", "dataset.path=data.txt", "--output-dir", "run").returncode == 0
+    assert emrun_here("train", "-q", "c.yaml", "dataset.path=data.txt", "--output-dir", "run").returncode == 0
     (place / "elsewhere").mkdir()
     shutil.move(place / "run", place / "elsewhere" / "run")
-    done = emrun("eval", "-q", "run", "test", cwd=place / "elsewhere")
+    done = emrun_here("eval", "-q", "run", "test", cwd=place / "elsewhere")
     assert done.returncode == 1
     assert f"the run was started in {place}; relative paths begin in the current directory" in done.stderr.splitlines()
 
@@ -329,9 +330,9 @@ def test_a_signal_while_hooks_are_built_is_reported_and_recorded(project, emrun)
     "command",
     ["ls D", "trace D", "report D", "prune --dry-run D", "train c.yaml -o D"],
 )
-def test_a_directory_that_the_system_refuses_is_one_line_and_no_failure_of_code(project, emrun, command):
+def test_a_directory_that_the_system_refuses_is_one_line_and_no_failure_of_code(project, emrun_here, command):
     project()
-    done = emrun(*command.replace("D", "d" * 300).split())
+    done = emrun_here(*command.replace("D", "d" * 300).split())
     assert done.returncode == 74
     assert done.stderr.splitlines()[-1].startswith("error: file name too long: ")
     assert "  File " not in done.stderr

@@ -42,15 +42,16 @@ def wheel(tmp_path_factory):
     return place / "content"
 
 
-def test_a_new_project_trains_at_once(tmp_path, emrun, run_directory):
-    done = emrun("init", "mine")
+def test_a_new_project_trains_at_once(tmp_path, emrun_here, run_directory):
+    done = emrun_here("init", "mine")
     assert (done.returncode, done.stderr) == (0, "")
     assert names(tmp_path / "mine") == FILES
-    done = emrun("train", "-q", "config.yaml", "hooks.StopAfter.epochs=1", cwd=tmp_path / "mine")
+    done = emrun_here("train", "-q", "config.yaml", "hooks.StopAfter.epochs=1", cwd=tmp_path / "mine")
     assert (done.returncode, done.stderr) == (0, "")
     assert (run_directory(tmp_path / "mine" / "log") / "checkpoints" / "best").exists()
 
 
+@pytest.mark.campaign  # tests/test_house.py compares the folders
 def test_the_wheel_has_every_sample(wheel, tmp_path):
     code = "import sys; from emrun.cli import main; sys.argv = ['emrun', 'init', 'mine', '--from', 'gan']; main()"
     env = {**os.environ, "PYTHONPATH": str(wheel)}
@@ -137,8 +138,8 @@ def test_a_project_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, 
     assert [*(tmp_path / "mine").glob("*")] == []
 
 
-def test_a_directory_that_cannot_be_created_is_an_error_of_storage(emrun, tmp_path):
+def test_a_directory_that_cannot_be_created_is_an_error_of_storage(emrun_here, tmp_path):
     (tmp_path / "file").write_text("")
-    done = emrun("init", "file/mine")
+    done = emrun_here("init", "file/mine")
     assert done.returncode == 74
     assert done.stderr == "error: cannot write the project: not a directory: file/mine\n"

@@ -22,10 +22,10 @@ def runs(make_run):
     make_run("d", (0.2,), status="killed", where="log/sweep")
 
 
-def test_a_run_that_ended_within_its_first_epoch_is_listed(make_run, emrun):
+def test_a_run_that_ended_within_its_first_epoch_is_listed(make_run, emrun_here):
     run = make_run("long", (0.1,), status="running")
     run.end("finished", 0, "1000 iterations done (StopAfter iterations: 1000)", 0, 1000)
-    assert [row["name"] for row in table(emrun("ls").stdout.replace("max valid", "max-valid"))] == ["long"]
+    assert [row["name"] for row in table(emrun_here("ls").stdout.replace("max valid", "max-valid"))] == ["long"]
 
 
 def test_runs_are_listed_with_their_status(runs, emrun):
@@ -40,46 +40,44 @@ def test_runs_are_listed_with_their_status(runs, emrun):
     assert [line.split()[0] for line in everything.splitlines()[2:]] == ["a", "b", "c", "sweep/d"]
 
 
-def test_runs_are_sorted_and_chosen_and_columns_are_any_value(runs, emrun):
-    done = emrun("ls", "-a", "--sort", "-model.optimizer.lr", "-c", "model.optimizer.lr,min:valid/loss")
+def test_runs_are_sorted_and_chosen_and_columns_are_any_value(runs, emrun_here):
+    done = emrun_here("ls", "-a", "--sort", "-model.optimizer.lr", "-c", "model.optimizer.lr,min:valid/loss")
     assert [line.split() for line in done.stdout.splitlines()[2:]] == [
         ["a", "0.1", "0.1"],
         ["b", "0.003", "0.3"],
         ["c", "0.003"],
     ]
-    assert [row["name"] for row in table(emrun("ls", "--sort", "best").stdout.replace("max valid", "max-valid"))] == [
-        "a",
-        "b",
-    ]
-    assert emrun("ls", "-c", "name,epochs").stdout == emrun("ls", "-c", "epochs").stdout
-    assert emrun("ls", "-c", "name").stdout.splitlines()[0] == "name"
-    done = emrun("ls", "--where", "status=failed", "--where", "model.optimizer.lr<1")
+    done = emrun_here("ls", "--sort", "best")
+    assert [row["name"] for row in table(done.stdout.replace("max valid", "max-valid"))] == ["a", "b"]
+    assert emrun_here("ls", "-c", "name,epochs").stdout == emrun_here("ls", "-c", "epochs").stdout
+    assert emrun_here("ls", "-c", "name").stdout.splitlines()[0] == "name"
+    done = emrun_here("ls", "--where", "status=failed", "--where", "model.optimizer.lr<1")
     assert [row["name"] for row in table(done.stdout)] == ["c"]
     assert done.stderr == "2 runs not shown: they do not meet the conditions\n"
 
 
-def test_runs_are_sorted_by_whole_numbers_of_any_size(make_run, emrun):
+def test_runs_are_sorted_by_whole_numbers_of_any_size(make_run, emrun_here):
     for name, value in (("a", 10**400), ("b", 3), ("c", -(10**400))):
         make_run(name, (0.1, 0.2), config=CONFIG.replace("width: 32", f"width: {value}"))
-    done = emrun("ls", "--sort", "vars.width", "-c", "name")
+    done = emrun_here("ls", "--sort", "vars.width", "-c", "name")
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in table(done.stdout)] == ["c", "b", "a"]
 
 
-def test_the_long_list_counts_models_and_datasets(runs, emrun):
-    output = emrun("ls", "-l").stdout
+def test_the_long_list_counts_models_and_datasets(runs, emrun_here):
+    output = emrun_here("ls", "-l").stdout
     assert "interrupted here" in output
     assert output.splitlines()[-1].split() == ["my_model.Net", "Digits", "2"]
 
 
-def test_a_single_run_is_shown_with_its_config_and_files(runs, emrun):
-    output = emrun("ls", "log/a", "-v").stdout
+def test_a_single_run_is_shown_with_its_config_and_files(runs, emrun_here):
+    output = emrun_here("ls", "log/a", "-v").stdout
     assert "    lr: 0.1   # low" in output.splitlines()
     assert any(line.split()[:2] == ["-", "metrics.jsonl"] for line in output.splitlines())
 
 
-def test_json_has_all_facts(runs, emrun):
-    first, second, third = json.loads(emrun("ls", "-a", "--json", "-c", "model.optimizer.lr").stdout)
+def test_json_has_all_facts(runs, emrun_here):
+    first, second, third = json.loads(emrun_here("ls", "-a", "--json", "-c", "model.optimizer.lr").stdout)
     assert first["directory"] == "log/a"
     assert first["best"] == {"statistic": "valid/accuracy/mean", "condition": "max", "value": 0.9, "epoch": 1}
     assert first["columns"] == {"model.optimizer.lr": 0.1}
@@ -87,19 +85,19 @@ def test_json_has_all_facts(runs, emrun):
     assert (second["status"], third["best"], third["epochs"]) == ("interrupted", None, 0)
 
 
-def test_damaged_runs_and_names_of_any_kind_are_shown(make_run, emrun, tmp_path):
+def test_damaged_runs_and_names_of_any_kind_are_shown(make_run, emrun_here, tmp_path):
     for name in ("<script>alert(1)", "\x1b[31mred", "two\nlines"):
         make_run("x", (0.5, 0.6)).directory.rename(tmp_path / "log" / name)
     make_run("x", (0.5, 0.6)).directory.rename(tmp_path / "log" / "\udcff")  # the byte 0xFF
     (tmp_path / "log" / "<script>alert(1)" / "trace.yaml").write_text("status: &a [*a]\n")
-    done = emrun("ls")
+    done = emrun_here("ls")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     names = {line.split()[0] for line in done.stdout.splitlines()[2:]}
     assert names == {"<script>alert(1)", r"\udcff", r"\x1b[31mred", r"two\nlines"}
     assert "damaged" in done.stdout
     assert done.stderr.startswith("warning: <script>alert(1): trace.yaml:1:13: alias *a contains itself")
-    assert [run["status"] for run in json.loads(emrun("ls", "--json").stdout)].count("damaged") == 1
+    assert [run["status"] for run in json.loads(emrun_here("ls", "--json").stdout)].count("damaged") == 1
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -108,15 +106,15 @@ def test_damaged_runs_and_names_of_any_kind_are_shown(make_run, emrun, tmp_path)
     (["ls", "--sort", "model.optimiser.lr"], "did you mean 'model.optimizer.lr'"),
     (["ls", "-c", "valid/acuracy"], "did you mean 'valid/accuracy'"),
 ])  # fmt: skip
-def test_what_cannot_be_listed_is_an_error(runs, emrun, arguments, message):
-    done = emrun(*arguments)
+def test_what_cannot_be_listed_is_an_error(runs, emrun_here, arguments, message):
+    done = emrun_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_an_empty_directory_has_no_runs(emrun, tmp_path):
+def test_an_empty_directory_has_no_runs(emrun_here, tmp_path):
     (tmp_path / "log").mkdir()
-    done = emrun("ls")
+    done = emrun_here("ls")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "no runs in log (-r also searches the directories below)\n"
 
@@ -129,6 +127,8 @@ def test_neither_torch_nor_code_of_the_user_is_imported(runs, tmp_path):
         "             'prune --epochs 2 --dry-run', 'prune log/a --checkpoints -y', 'prune --status failed -y'):\n"
         "    assert emrun.main(line.split(), standalone_mode=False) == 0, line\n"
         "    assert not {'torch', 'my_model', 'numpy'} & set(sys.modules), line\n"
+        "assert emrun.main(['report', 'log/a'], standalone_mode=False) == 0\n"
+        "assert not {'torch', 'my_model'} & set(sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

@@ -46,9 +46,9 @@ def test_a_fix_of_an_override_keeps_its_value_though_the_right_key_is_there(proj
 
 
 @pytest.mark.parametrize("name", ["diff", "eval", "ls", "predict", "report", "resume", "trace"])
-def test_commands_on_what_is_not_a_run_fail_with_an_object(project, emrun, name):
+def test_commands_on_what_is_not_a_run_fail_with_an_object(project, emrun_here, name):
     more = {"diff": ["b"], "eval": ["valid"], "predict": ["valid", "-o", "f.csv"]}
-    done = emrun(name, "nowhere", *more.get(name, []), "--json")
+    done = emrun_here(name, "nowhere", *more.get(name, []), "--json")
     (problem,) = json.loads(done.stdout)["problems"]
     assert (done.returncode, problem["code"]) == (2, "usage")
     assert "nowhere" in problem["message"]

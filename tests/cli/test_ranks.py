@@ -92,13 +92,15 @@ def project(tmp_path):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, warm):
-    """Return the run directory of an uninterrupted run on two ranks."""
+    """Return the run directory of an uninterrupted run on two ranks; what it has printed is in files beside it."""
     project = tmp_path_factory.mktemp("straight")
     (project / "parts.py").write_text(PARTS)
     (project / "config.yaml").write_text(CONFIG)
     command = [str(EMRUN), "train", "config.yaml", "--nproc", "2", "--output-dir", "run"]
     done = warm.run(command, project, timeout=100, ranks=2)
     assert done.returncode == 0, done.stderr
+    (project / "stdout").write_text(done.stdout)
+    (project / "stderr").write_text(done.stderr)
     return project / "run"
 
 
@@ -120,17 +122,18 @@ def test_new_processes_train_as_those_that_stand_by(project, straight, emrun):
     assert_same(straight, project / "run")
 
 
-def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
-    alone = emrun("train", "config.yaml", "--output-dir", "alone", "hooks.StopAfter.epochs=1")
-    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "two", "hooks.StopAfter.epochs=1")
-    assert (done.returncode, done.stdout.count("\n")) == (0, alone.stdout.count("\n"))
-    assert done.stderr.count("run directory:") == 1
-    assert "batch 8 = 2 ranks x 4" in done.stderr
-    two = {path.name for path in (project / "two").iterdir()}
-    assert two == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
-    assert "command:\n- emrun\n- train\n- config.yaml\n- --nproc\n" in (project / "two/trace.yaml").read_text()
+def test_the_output_of_several_ranks_is_that_of_one(project, straight, emrun_here):
+    alone = emrun_here("train", "config.yaml", "--output-dir", "alone")
+    output, errors = ((straight.parent / name).read_text() for name in ("stdout", "stderr"))
+    assert (alone.returncode, output.count("\n")) == (0, alone.stdout.count("\n"))
+    assert errors.count("run directory:") == 1
+    assert "batch 8 = 2 ranks x 4" in errors
+    names = {path.name for path in straight.iterdir()}
+    assert names == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
+    assert "command:\n- emrun\n- train\n- config.yaml\n- --nproc\n" in (straight / "trace.yaml").read_text()
 
 
+@pytest.mark.campaign
 def test_the_end_of_several_ranks_is_measured_and_may_be_the_best(project, emrun):
     hooks = "hooks=[ComputeStats, {SaveBest: {stream: train_eval}}, {StopAfter: {updates: 3}}]"
     loop = "main_loop={extra_streams: [train], skip_zeroth_epoch: true}"
@@ -141,17 +144,23 @@ def test_the_end_of_several_ranks_is_measured_and_may_be_the_best(project, emrun
     assert (project / "run/checkpoints/best").readlink() == (project / "run/checkpoints/latest").readlink()
 
 
-def test_two_ranks_evaluate_and_predict_as_one_does(straight, emrun, tmp_path):
-    for size in (1, 2):
-        done = emrun("eval", straight, "train", "--nproc", size, "--output-dir", tmp_path / f"eval-{size}", "--json")
+def test_two_ranks_evaluate_as_one_does(straight, emrun, emrun_here, tmp_path):
+    found = []
+    for size, command in ((1, emrun_here), (2, emrun)):
+        done = command("eval", straight, "train", "--nproc", size, "--output-dir", tmp_path / f"eval-{size}", "--json")
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("checkpoint latest") == 1
-        (tmp_path / f"{size}.json").write_text(done.stdout)
+        assert done.stderr.count("importing PyTorch") <= 1
+        found.append(json.loads(done.stdout)["streams"]["train"]["loss"])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+@pytest.mark.campaign  # tests/training/test_ranks.py compares the predictions without a command
+def test_two_ranks_predict_as_one_does(straight, emrun, tmp_path):
+    for size in (1, 2):
         done = emrun("predict", straight, "train", "-o", tmp_path / f"{size}.csv", "--nproc", size)
         assert (done.returncode, done.stdout.count("37 rows of stream train")) == (0, 1), done.stderr
         assert done.stderr.count("importing PyTorch") <= 1
-    one, two = (json.loads((tmp_path / f"{size}.json").read_text()) for size in (1, 2))
-    assert one["streams"]["train"]["loss"] == pytest.approx(two["streams"]["train"]["loss"], abs=1e-6)
     one, two = (np.loadtxt(tmp_path / f"{size}.csv", delimiter=",", skiprows=1) for size in (1, 2))
     assert one[:, 0].tolist() == list(range(37))
     assert one == pytest.approx(two, abs=1e-5)
@@ -169,11 +178,12 @@ def test_a_signal_to_the_command_ends_all_ranks_and_resume_starts_as_many(projec
     assert_same(straight, project / "run")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("fault", "status", "cause"),
     [
-        pytest.param("SIGKILL", 137, "error: rank 1 was killed by SIGKILL", marks=pytest.mark.campaign),
-        pytest.param("exit", 9, "error: rank 1 ended with exit status 9", marks=pytest.mark.campaign),
+        ("SIGKILL", 137, "error: rank 1 was killed by SIGKILL"),
+        ("exit", 9, "error: rank 1 ended with exit status 9"),
         ("raise", 1, "rank 1: in hook Fault, after_batch of stream 'train'"),
     ],
 )
@@ -241,13 +251,14 @@ def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends
     assert said
 
 
-def test_restarts_need_several_processes(project, emrun):
-    done = emrun("train", "config.yaml", "--max-restarts", "1")
+def test_restarts_need_several_processes(project, emrun_here):
+    done = emrun_here("train", "config.yaml", "--max-restarts", "1")
     assert done.returncode == 2
     assert "--max-restarts is for several processes; add --nproc" in done.stderr
     assert not (project / "log").exists()
 
 
+@pytest.mark.campaign
 def test_the_status_that_the_config_has_for_an_interrupted_run(project, emrun):
     (project / "fault").write_text("SIGTERM")
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "main_loop.preempt_exit_code=85")
@@ -256,13 +267,14 @@ def test_the_status_that_the_config_has_for_an_interrupted_run(project, emrun):
 
 
 def test_a_rank_that_cannot_build_its_model_is_one_message_and_the_others_end(project, emrun):
-    words = ["--nproc", "3", "--output-dir", "run", "model.module.class=parts.failing_net"]
-    done = emrun("train", "config.yaml", *words, ranks=3)
+    words = ["--nproc", "2", "--output-dir", "run", "model.module.class=parts.failing_net"]
+    done = emrun("train", "config.yaml", *words)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("OSError: no weights on this machine") == 1
     assert "rank 1: " in done.stderr
 
 
+@pytest.mark.campaign
 def test_a_mistake_in_the_config_is_printed_once_and_leaves_nothing(project, emrun):
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "model.optimizer.lr=-1")
     assert done.returncode == 2
@@ -284,8 +296,8 @@ def test_torchrun_is_the_same_as_nproc(project, straight, warm, monkeypatch):
     assert_same(straight, project / "run")
 
 
-def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, emrun, monkeypatch):
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, emrun_here, monkeypatch):
+    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
@@ -294,39 +306,41 @@ def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, 
         ["predict", "run", "train", "-o", "found.csv"],
         ["train", "config.yaml", "-o", "other"],
     ):
-        done = emrun(*command)
+        done = emrun_here(*command)
         assert done.returncode == 2
         assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that train together")
         assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
     monkeypatch.delenv("RANK")
-    done = emrun("train", "config.yaml", "-o", "other")
+    done = emrun_here("train", "config.yaml", "-o", "other")
     assert (done.returncode, done.stderr[:21]) == (2, "error: WORLD_SIZE=2: ")
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 
-def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun, monkeypatch):
+def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun, emrun_here, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = emrun("train", "config.yaml")
+    done = emrun_here("train", "config.yaml")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start them" in done.stderr
     for name, value in {"RANK": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    done = emrun("train", "config.yaml")
+    done = emrun_here("train", "config.yaml")
     assert done.returncode == 2
     assert "but RANK=2, LOCAL_RANK=x, which must be from 0 to 1; start them" in done.stderr
     done = emrun("train", "config.yaml", "--nproc", "3")
     assert done.returncode == 2
     assert "--nproc 3: a launcher has started 2 processes; leave out --nproc" in done.stderr
     monkeypatch.setenv("WORLD_SIZE", "0")
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
+    done = emrun_here("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_resumed_only_on_request(project, straight, emrun):
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_resumed_only_on_request(
+    project, straight, emrun_here
+):
     shutil.copytree(straight, project / "run", symlinks=True)
     trace = project / "run" / "trace.yaml"
     trace.write_text(trace.read_text().replace("\nranks: 2\n", "\nranks: 4096\n"))
-    done = emrun("resume", "run", "hooks.StopAfter.epochs=5")
+    done = emrun_here("resume", "run", "hooks.StopAfter.epochs=5")
     assert done.returncode == 2
     assert "run was trained by 4096 processes, but this machine has " in done.stderr
     assert "emrun resume run hooks.StopAfter.epochs=5 --nproc 4096" in done.stderr
@@ -347,14 +361,8 @@ class Nine(Data):
 """
 
 
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        (1, ("--at", "3")),
-        pytest.param(4, ("--kill", "--at", "5"), marks=pytest.mark.campaign),
-        pytest.param(2, (), marks=pytest.mark.campaign),
-    ],
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize(("size", "options"), [(1, ("--at", "3")), (4, ("--kill", "--at", "5")), (2, ())])
 def test_verify_resume_of_ranks_that_have_no_rows_of_some_batches(project, emrun, size, options):
     (project / "parts.py").write_text(PARTS + NINE_ROWS)
     config = [f"dataset={{class: parts.Nine, size: {size}}}", "main_loop.extra_streams=[valid]", "~hooks.parts.Fault"]

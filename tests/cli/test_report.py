@@ -7,11 +7,12 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from campaign import thinned
+from here import run_here
 
 from emrun.cli import emrun as group
 from emrun.record.metrics_log import MetricsLog
@@ -80,12 +81,11 @@ def lines_of(found, title):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, warm):
+def trained(tmp_path_factory):
     """A directory with the run `run` of a small config."""
     place = tmp_path_factory.mktemp("project")
     (place / "config.yaml").write_text(SMALL)
-    command = [str(Path(sys.executable).with_name("emrun")), "train", "-q", "config.yaml", "--output-dir", "run"]
-    done = warm.run(command, place, 100)
+    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run"], place)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -126,11 +126,11 @@ def test_a_page_needs_nothing_else_and_runs_nothing_else(trained):
         assert attributes.get("href", "#").startswith("#")
 
 
-def test_the_page_is_the_same_when_it_is_written_again(trained, emrun):
+def test_the_page_is_the_same_when_it_is_written_again(trained, emrun_here):
     def body(path):
         return re.sub(r"Written by .*", "", path.read_text())
 
-    done = emrun("report", "run", "-o", "again.html", cwd=trained)
+    done = emrun_here("report", "run", "-o", "again.html", cwd=trained)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"again.html \(1 run, [\d.]+ KB\)\n", done.stdout)
     assert body(trained / "again.html") == body(trained / "run" / "report.html")
@@ -144,9 +144,9 @@ def test_the_page_is_the_same_when_it_is_written_again(trained, emrun):
         (["main_loop.report=false"], 0, None),
     ],
 )
-def test_the_page_of_a_run_that_failed_or_hardly_began(trained, emrun, tmp_path, overrides, status, said):
+def test_the_page_of_a_run_that_failed_or_hardly_began(trained, emrun_here, tmp_path, overrides, status, said):
     shutil.copy(trained / "config.yaml", tmp_path)
-    done = emrun("train", "-q", "config.yaml", *overrides, "--output-dir", "run")
+    done = emrun_here("train", "-q", "config.yaml", *overrides, "--output-dir", "run")
     assert done.returncode == status, done.stderr
     path = tmp_path / "run" / "report.html"
     assert path.exists() == (said is not None)
@@ -160,34 +160,34 @@ def test_the_page_of_a_run_that_failed_or_hardly_began(trained, emrun, tmp_path,
         assert said in page(path).text
 
 
-def test_a_page_that_cannot_be_written_is_a_warning(trained, emrun, tmp_path):
+def test_a_page_that_cannot_be_written_is_a_warning(trained, emrun_here, tmp_path):
     shutil.copy(trained / "config.yaml", tmp_path)
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     (tmp_path / "run" / "report.html").unlink()
     (tmp_path / "run" / "report.html").mkdir()
-    done = emrun("resume", "run", "--checkpoint", "latest")
+    done = emrun_here("resume", "run", "--checkpoint", "latest")
     assert done.returncode == 0
     assert "run/report.html was not written: UsageError: " in done.stderr
     assert "page: run/report.html" not in done.stdout
     assert "finished" in (tmp_path / "run" / "trace.yaml").read_text()
 
 
-def test_a_file_that_is_no_page_is_overwritten_only_if_wanted(make_run, emrun, tmp_path):
+def test_a_file_that_is_no_page_is_overwritten_only_if_wanted(make_run, emrun_here, tmp_path):
     make_run("a", [0.1, 0.5])
     (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html>mine")
-    refused = emrun("report", "log/a", "-o", "notes.html")
+    refused = emrun_here("report", "log/a", "-o", "notes.html")
     assert (refused.returncode, (tmp_path / "notes.html").read_text()) == (2, "<!DOCTYPE html>\n<html>mine")
     assert "notes.html exists, and is not a page of emrun; choose another file" in refused.stderr
     for options in (["--overwrite"], []):
-        assert emrun("report", "log/a", "-o", "notes.html", *options).returncode == 0
+        assert emrun_here("report", "log/a", "-o", "notes.html", *options).returncode == 0
 
 
-def test_runs_are_compared(make_run, emrun, tmp_path):
+def test_runs_are_compared(make_run, emrun_here, tmp_path):
     for index, (rate, accuracy) in enumerate([(0.001, 0.5), (0.01, 0.9), (0.1, 0.7), (0.1, 0.8)]):
         config = f"seed: {index}\nmodel:\n  optimizer: {{class: AdamW, lr: {rate}}}\n"
         config += "hooks:\n  - SaveBest: {variable: accuracy, condition: max}\n"
         make_run(f"trial-{index}", [0.1, accuracy], config=config)
-    done = emrun("report", "log")
+    done = emrun_here("report", "log")
     assert done.stdout.startswith("log/report.html (4 runs, ")
     found = page(tmp_path / "log" / "report.html")
     assert "4 runs: 4 finished" in found.text
@@ -201,7 +201,7 @@ def test_runs_are_compared(make_run, emrun, tmp_path):
     assert set(lines_of(found, "valid/accuracy")) == {f"trial-{index}" for index in range(4)}
     colors = {line["label"]: line["color"] for chart in found.data["charts"] for line in chart["lines"]}
     assert all(line["color"] == colors[line["label"]] for chart in found.data["charts"] for line in chart["lines"])
-    by_loss = emrun("report", "log/trial-0", "log/trial-1", "-o", "two.html", "--by", "min:valid/loss")
+    by_loss = emrun_here("report", "log/trial-0", "log/trial-1", "-o", "two.html", "--by", "min:valid/loss")
     assert by_loss.returncode == 0
     assert "lowest valid/loss" in page(tmp_path / "two.html").text
 
@@ -215,55 +215,55 @@ def add_statistics(run, **streams):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_many_classes_have_one_chart_and_equal_rates_too(make_run, emrun, tmp_path):
+def test_many_classes_have_one_chart_and_equal_rates_too(make_run, emrun_here, tmp_path):
     f1 = {"mean": 0.5, **{str(number): number / 10 for number in range(10)}}
     rates = {"learning_rate": 0.1, "learning_rate_1": 0.1, "learning_rate_2": 0.2}
     for name in "ab":
         make_run(name, [0.1, 0.5])
         add_statistics(tmp_path / "log" / name, train=rates, valid={"f1": f1})
-    assert emrun("report", "log/a").returncode == 0
+    assert emrun_here("report", "log/a").returncode == 0
     found = page(tmp_path / "log" / "a" / "report.html")
     titles = [chart["title"] for chart in found.data["charts"]]
     assert titles == ["loss", "accuracy", "accuracy/std", "f1", "valid/f1 by class", "learning_rate", "learning_rate_2"]
     assert list(lines_of(found, "valid/f1 by class")) == list("0123456789")
-    assert emrun("report", "log").returncode == 0
+    assert emrun_here("report", "log").returncode == 0
     titles = [chart["title"] for chart in page(tmp_path / "log" / "report.html").data["charts"]]
     assert [title for title in titles if "f1" in title] == ["valid/f1"]
 
 
 @pytest.mark.parametrize(("best", "condition"), [(2, "max"), (1, "min")])
 def test_of_equal_values_the_earliest_epoch_is_the_best_on_the_page_as_elsewhere(
-    make_run, emrun, tmp_path, best, condition
+    make_run, emrun_here, tmp_path, best, condition
 ):
     config = f"hooks:\n  - SaveBest: {{variable: accuracy, condition: {condition}}}\n"
     make_run("a", [0.5, 0.25, 0.75, 0.75, 0.25], config=config)
-    assert emrun("report", "log/a").returncode == 0
+    assert emrun_here("report", "log/a").returncode == 0
     assert (
         f"{condition.replace('max', 'highest').replace('min', 'lowest')} valid/accuracy, epoch {best})"
         in page(tmp_path / "log" / "a" / "report.html").text
     )
-    (row,) = json.loads(emrun("ls", "log", "--json").stdout)
+    (row,) = json.loads(emrun_here("ls", "log", "--json").stdout)
     assert row["best"]["epoch"] == best
 
 
-def test_what_hooks_show_is_on_the_page_once(make_run, emrun, tmp_path):
+def test_what_hooks_show_is_on_the_page_once(make_run, emrun_here, tmp_path):
     run, content = make_run("a", [0.5]).directory, b"\x89PNG\r\n\x1a\n" + bytes(16)
     (run / "same.png").write_bytes(content)
     record = MetricsLog(run)
     shown = {"valid/sheet": Picture(content), "look": Picture(content + b"1"), "poem": Text("<b>two\nlines</b>")}
     record.add_epoch(1, 10, 10, 0.5, {}, shown)
-    assert emrun("report", "log/a").returncode == 0
+    assert emrun_here("report", "log/a").returncode == 0
     found = page(run / "report.html")
     assert [each["alt"] for name, each in found.tags if name == "img"] == ["same.png", "look"]
     assert "poem <b>two lines</b>" in found.text[found.text.index("Texts") :]
 
 
-def test_peaks_of_steps_are_in_the_page_and_values_that_are_not_finite_are_counted(make_run, emrun, tmp_path):
+def test_peaks_of_steps_are_in_the_page_and_values_that_are_not_finite_are_counted(make_run, emrun_here, tmp_path):
     values = [1.0] * 20_000
     values[12_345], values[17] = 99.5, math.nan
     chunks = [Chunk(first + 1, 1, {"loss": values[first : first + 1_000]}) for first in range(0, 20_000, 1_000)]
     make_run("a", [0.5], steps=chunks)
-    assert emrun("report", "log/a").returncode == 0
+    assert emrun_here("report", "log/a").returncode == 0
     found = page(tmp_path / "log" / "a" / "report.html")
     line = lines_of(found, "loss")["train"]
     steps = next(each for each in found.data["charts"] if each["x"] == "iteration")["lines"][0]
@@ -302,13 +302,13 @@ def hostile(run, tmp_path):
     (tmp_path / "secret.png").write_text("secret")
 
 
-def test_a_hostile_run_is_only_text(make_run, emrun, tmp_path):
+def test_a_hostile_run_is_only_text(make_run, emrun_here, tmp_path):
     run = make_run("a<b>&'c", [0.5], steps=[])
     run.release()
     hostile(run, tmp_path)
     make_run("good", [0.5, 0.6], steps=[])
     for arguments in (["log/a<b>&'c"], ["log"]):
-        done = emrun("report", *arguments, "-o", "page.html")
+        done = emrun_here("report", *arguments, "-o", "page.html")
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout
         assert "could not be read" in done.stdout
@@ -330,18 +330,18 @@ def test_a_hostile_run_is_only_text(make_run, emrun, tmp_path):
             assert what in said
 
 
-def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun, tmp_path):
+def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun_here, tmp_path):
     run = make_run("a", [0.5], steps=[])
     with (run.directory / "metrics.jsonl").open("a") as file:
         for epoch in range(1, 3):
-            many = {f"v{index}": {"mean": 0.5} for index in range(20_000)}
+            many = {f"v{index}": {"mean": 0.5} for index in range(11_000)}
             file.write(
                 json.dumps({"epoch": epoch, "iteration": epoch, "seconds": 1, "streams": {"train": many}}) + "\n"
             )
-        file.write("x" * 60_000_000 + "\n")
+        file.write("x" * 31_000_000 + "\n")
     with (run.directory / "train.log").open("a") as file:
-        file.write("x" * 30_000_000 + "\n2026-11-20 10:00:00.000: INFO    @x: the end\n")
-    assert emrun("report", "log/a").returncode == 0
+        file.write("x" * 2_000_000 + "\n2026-11-20 10:00:00.000: INFO    @x: the end\n")
+    assert emrun_here("report", "log/a").returncode == 0
     path = run.directory / "report.html"
     found = page(path)
     assert path.stat().st_size < 2_000_000
@@ -349,19 +349,23 @@ def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun, tmp_p
     assert "is damaged or not of an epoch" in found.text
 
 
-@pytest.mark.parametrize("name", ["trace.yaml", "config.yaml", "metrics.jsonl", "steps.jsonl"])
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{", b"[1, 2", None])
-def test_a_damaged_run_has_a_page(make_run, emrun, name, content):
+DAMAGED = ["trace.yaml", "config.yaml", "metrics.jsonl", "steps.jsonl"]
+DAMAGES = [b"", b"\xff\xfe\x00", b"{", b"[1, 2", None]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("content", thinned(DAMAGES, DAMAGES[1:3]))
+def test_a_damaged_run_has_a_page(make_run, emrun_here, name, content):
     run = make_run("a", [0.5], steps=[Chunk(1, 1, {"loss": [1.0]})])
     (run.directory / name).unlink()
     if content is not None:
         (run.directory / name).write_bytes(content)
-    done = emrun("report", "log/a")
+    done = emrun_here("report", "log/a")
     assert done.returncode == 0, done.stderr
     assert page(run.directory / "report.html").text
 
 
-def test_what_is_not_a_run_is_an_error_of_one_line(make_run, emrun, tmp_path):
+def test_what_is_not_a_run_is_an_error_of_one_line(make_run, emrun_here, tmp_path):
     make_run("a", [0.5])
     make_run("b", [0.5])
     (tmp_path / "empty").mkdir()
@@ -372,34 +376,20 @@ def test_what_is_not_a_run_is_an_error_of_one_line(make_run, emrun, tmp_path):
         (["log", "--by", "min:valid/los"], "--by: no run has recorded the statistic 'valid/los'; did you mean 'valid/"),
         (["log", "--by", "valid/nothing"], "--by: which value is better? write --by min:valid/nothing"),
     ):
-        done = emrun("report", *arguments)
+        done = emrun_here("report", *arguments)
         assert done.returncode == 2, arguments
         assert message in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     (tmp_path / "file").write_text("")
-    assert emrun("report", "log", "-o", "file/x.html").returncode == 74
+    assert emrun_here("report", "log", "-o", "file/x.html").returncode == 74
 
 
-def test_a_killed_run_and_one_without_an_epoch(make_run, emrun, tmp_path):
+def test_a_killed_run_and_one_without_an_epoch(make_run, emrun_here, tmp_path):
     make_run("killed", [0.5, 0.6], status="killed")
     make_run("early", [], status="failed")
     for name, said in (("killed", "✕ killed"), ("early", "There is nothing to draw")):
-        assert emrun("report", f"log/{name}").returncode == 0
+        assert emrun_here("report", f"log/{name}").returncode == 0
         assert said in page(tmp_path / "log" / name / "report.html").text
-
-
-def test_neither_torch_nor_code_of_the_user_is_imported(make_run, tmp_path):
-    (tmp_path / "my_model.py").write_text("raise SystemExit('imported')\n")
-    make_run("a", [0.5])
-    code = (
-        "import sys; sys.path.insert(0, ''); from emrun.cli import emrun\n"
-        "assert emrun.main(['report', 'log/a'], standalone_mode=False) == 0\n"
-        "assert not {'torch', 'my_model'} & set(sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
@@ -416,28 +406,28 @@ def test_a_browser_draws_the_curves_without_an_error_or_a_request(trained, tmp_p
     assert 1 <= done.stdout.count("<canvas") <= charts
 
 
-def test_a_page_that_a_kill_has_prevented_is_written_by_the_next_resume(trained, emrun, tmp_path):
+def test_a_page_that_a_kill_has_prevented_is_written_by_the_next_resume(trained, emrun_here, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run", symlinks=True)
     path = tmp_path / "run" / "report.html"
     path.unlink()
     (tmp_path / "run" / ".report.html.tmp").write_text("<!DOC")
-    done = emrun("resume", "run")
+    done = emrun_here("resume", "run")
     assert (done.returncode, "nothing to do" in done.stderr) == (0, True)
     assert "finished" in page(path).text
     assert not (tmp_path / "run" / ".report.html.tmp").exists()
     written = path.stat().st_mtime_ns
-    assert emrun("resume", "run").returncode == 0
+    assert emrun_here("resume", "run").returncode == 0
     assert path.stat().st_mtime_ns == written
 
 
-def test_the_time_of_an_epoch_is_without_the_evaluation_before_the_first_one(make_run, emrun, tmp_path):
+def test_the_time_of_an_epoch_is_without_the_evaluation_before_the_first_one(make_run, emrun_here, tmp_path):
     run = make_run("a", [0.5, 0.6, 0.7]).directory
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     for line, seconds in zip(lines, (50, 10, 20), strict=True):
         line["seconds"] = seconds
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert emrun("report", "log/a", "-o", "a.html").returncode == 0
+    assert emrun_here("report", "log/a", "-o", "a.html").returncode == 0
     found = page(tmp_path / "a.html")
     assert re.search(r"in epochs\s*1\.3 min\s*an epoch\s*15 s", found.text)
     assert found.data["runs"][0]["seconds"] == [50, 60, 80]
@@ -469,10 +459,10 @@ def test_colors_have_enough_contrast_in_light_and_in_dark():
             assert contrast(theme[name], theme["paper"]) >= 3, name
 
 
-def test_a_screen_reader_has_a_name_for_everything(trained, emrun, tmp_path):
+def test_a_screen_reader_has_a_name_for_everything(trained, emrun_here, tmp_path):
     for index in range(2):
         shutil.copytree(trained / "run", tmp_path / "log" / f"run-{index}", symlinks=True)
-    assert emrun("report", "log").returncode == 0
+    assert emrun_here("report", "log").returncode == 0
     for path in (trained / "run" / "report.html", tmp_path / "log" / "report.html"):
         text, found = path.read_text(), page(path)
         tags = [(name, attributes) for name, attributes in found.tags if name not in ("script", "style")]
@@ -512,10 +502,8 @@ def test_a_page_that_is_followed_reloads_itself_until_the_run_ends(make_run, tmp
 
 
 REPORTS = """
-import subprocess
-import sys
-
 from emrun import AbstractHook
+from emrun.cli import emrun
 
 
 class Reports(AbstractHook):
@@ -526,21 +514,21 @@ class Reports(AbstractHook):
     def after_epoch(self, epoch_id):
         page = self.output_dir / "report.html"
         if epoch_id == 1:
-            subprocess.run([sys.executable, "-m", "emrun", "report", self.output_dir], check=True)
+            assert emrun.main(["report", str(self.output_dir)], standalone_mode=False) == 0
             assert not page.with_name(".report.html.tmp").exists()
         if epoch_id == 1 and self.mode == "other":
             page.write_text("<p>not of emrun")
 """
 
 
-@pytest.mark.parametrize("mode", ["made", "other"])
-def test_a_page_that_is_made_during_the_run_is_replaced_by_that_of_the_run(trained, emrun, tmp_path, mode):
+@pytest.mark.parametrize("mode", thinned(["made", "other"], ["other"]))
+def test_a_page_that_is_made_during_the_run_is_replaced_by_that_of_the_run(trained, emrun_here, tmp_path, mode):
     config = (
         (trained / "config.yaml").read_text().replace("hooks:", f"hooks:\n  - reports.Reports: {{mode: {mode}}}", 1)
     )
     (tmp_path / "config.yaml").write_text(config)
     (tmp_path / "reports.py").write_text(REPORTS)
-    done = emrun("train", "config.yaml", "--no-progress", "--output-dir", "run")
+    done = emrun_here("train", "config.yaml", "--no-progress", "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     is_own = mode != "other"
     assert ("page: run/report.html" in done.stdout + done.stderr) == is_own

@@ -4,11 +4,10 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
+from here import run_here
 from projects import LINEAR
 
 CONFIG = (
@@ -42,12 +41,12 @@ NEW = [
 
 
 @pytest.fixture(scope="module")
-def run(warm, tmp_path_factory):
+def run(tmp_path_factory):
     """Return a directory with a config, and a run of it that has been evaluated."""
     place = tmp_path_factory.mktemp("strangers")
     (place / "c.yaml").write_text(CONFIG)
     for command in (["train", "-q", "c.yaml", "--output-dir", "run"], ["eval", "-q", "run", "valid"]):
-        done = warm.run([str(Path(sys.executable).with_name("emrun")), *command], place, 100)
+        done = run_here(command, place)
         assert done.returncode == 0, done.stderr
     return place
 

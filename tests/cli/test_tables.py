@@ -78,8 +78,8 @@ def test_a_terminal_of_80_columns_gets_folded_lines_each_file_once_and_a_command
     assert f"next: emrun eval {place} test" in out  # standard output is a pipe here
 
 
-def test_check_keeps_the_last_modules_and_counts_what_is_trained(project, emrun):
-    done = emrun("check", "c.yaml", "model.optimizer.match=^40")
+def test_check_keeps_the_last_modules_and_counts_what_is_trained(project, emrun_here):
+    done = emrun_here("check", "c.yaml", "model.optimizer.match=^40")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["11", "more", "(emrun", "check", "--json", "lists", "all)", "66"] in rows

@@ -8,23 +8,10 @@ import sys
 
 import pytest
 
-from emrun.cli import emrun as group
 from emrun.record.metrics_log import MetricsLog
 from emrun.record.steps import Chunk
 
 STEPS = [Chunk(1, 1, {"loss": [0.5, float("nan")]}), Chunk(10, 5, {"loss": [0.25, 0.2], "norm": [None, 2.0]})]
-
-
-@pytest.fixture
-def emrun_here(capsys, monkeypatch, tmp_path):
-    """Return a function that runs a command in this process, and returns its exit status and output."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        status = group.main(list(arguments), standalone_mode=False)
-        return status, capsys.readouterr().out
-
-    return call
 
 
 @pytest.fixture
@@ -41,8 +28,8 @@ def test_epochs_are_csv_with_exact_numbers(runs, emrun):
     assert float(rows[1]["valid/accuracy"]) == 1 / 3
 
 
-def test_several_runs_are_one_table_with_their_names(runs, emrun):
-    done = emrun("trace", "log/a", "log/b", "-f", "tsv", "-k", "lr=model.optimizer.lr,epoch", "-k", "valid/loss")
+def test_several_runs_are_one_table_with_their_names(runs, emrun_here):
+    done = emrun_here("trace", "log/a", "log/b", "-f", "tsv", "-k", "lr=model.optimizer.lr,epoch", "-k", "valid/loss")
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert lines[0] == ["run", "lr", "epoch", "valid/loss"]
     assert [line[:3] for line in lines[1:]] == [
@@ -53,18 +40,20 @@ def test_several_runs_are_one_table_with_their_names(runs, emrun):
     ]
 
 
-def test_steps_are_printed_in_each_format(runs, emrun):
-    assert emrun("trace", "log/a", "--steps").stdout == "iteration,loss,norm\n1,0.5,\n2,NaN,\n10,0.25,\n15,0.2,2.0\n"
-    lines = emrun("trace", "log/a", "--steps", "-f", "jsonl").stdout.splitlines()
+def test_steps_are_printed_in_each_format(runs, emrun_here):
+    assert (
+        emrun_here("trace", "log/a", "--steps").stdout == "iteration,loss,norm\n1,0.5,\n2,NaN,\n10,0.25,\n15,0.2,2.0\n"
+    )
+    lines = emrun_here("trace", "log/a", "--steps", "-f", "jsonl").stdout.splitlines()
     assert [json.loads(line) for line in lines][1:] == [
         {"iteration": 2, "loss": "NaN"}, {"iteration": 10, "loss": 0.25}, {"iteration": 15, "loss": 0.2, "norm": 2.0},
     ]  # fmt: skip
-    table = emrun("trace", "log/a", "--steps", "-f", "table", "--variable", "loss").stdout
+    table = emrun_here("trace", "log/a", "--steps", "-f", "table", "--variable", "loss").stdout
     assert [line.split() for line in table.splitlines()][::5] == [["iteration", "loss"], ["15", "0.2"]]
 
 
-def test_the_keys_are_listed(runs, emrun):
-    done = emrun("trace", "log/a", "--list-keys", "--stream", "valid")
+def test_the_keys_are_listed(runs, emrun_here):
+    done = emrun_here("trace", "log/a", "--list-keys", "--stream", "valid")
     assert done.stdout.split() == [
         "epoch",
         "iteration",
@@ -82,14 +71,14 @@ def test_a_reader_that_ends_early_ends_the_command_quietly(make_run, emrun, tmp_
     assert done.stdout == "iteration,loss\n1,0.5\n"
 
 
-def test_names_of_any_kind_are_in_one_line(make_run, emrun, tmp_path):
+def test_names_of_any_kind_are_in_one_line(make_run, emrun_here, tmp_path):
     directory = make_run("a", (0.5,)).directory
     name = json.dumps("\x1b[31m\n,x")
     line = f'{{"epoch": 1, "streams": {{"valid": {{{name}: 1.0}}}}}}\nnothing\n'
     (directory / "metrics.jsonl").write_text(line)
     directory.rename(tmp_path / "log" / "\x1b[31m")
     for kind in ("csv", "table", "jsonl"):
-        done = emrun("trace", "log/\x1b[31m", "log/\x1b[31m/../\x1b[31m", "-f", kind)
+        done = emrun_here("trace", "log/\x1b[31m", "log/\x1b[31m/../\x1b[31m", "-f", kind)
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
         assert r"metrics.jsonl: line 2 is damaged" in done.stderr
@@ -104,8 +93,8 @@ def test_names_of_any_kind_are_in_one_line(make_run, emrun, tmp_path):
     (["trace", "log/a", "--steps", "--stream", "train"], "leave it out"),
     (["trace", "log/a", "-f", "xml"], "is not one of"),
 ])  # fmt: skip
-def test_what_cannot_be_printed_is_an_error(runs, emrun, arguments, message):
-    done = emrun(*arguments)
+def test_what_cannot_be_printed_is_an_error(runs, emrun_here, arguments, message):
+    done = emrun_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -122,12 +111,12 @@ def test_a_run_is_followed_until_it_ends(make_run, emrun_here, monkeypatch):
             run.end("finished", 0, None, 2, 20)
 
     monkeypatch.setattr("emrun.runs.finding.sleep", pause)
-    status, out = emrun_here("trace", "log/a", "--follow", "-k", "epoch,valid/accuracy")
-    assert (status, out) == (0, "epoch,valid/accuracy\n0,0.1\n1,0.5\n2,0.5\n")
+    done = emrun_here("trace", "log/a", "--follow", "-k", "epoch,valid/accuracy")
+    assert (done.returncode, done.stdout) == (0, "epoch,valid/accuracy\n0,0.1\n1,0.5\n2,0.5\n")
 
 
 @pytest.mark.parametrize("arguments", [("log/b",), ("-f", "table"), ("--list-keys",)])
-def test_only_rows_of_one_run_can_be_followed(runs, emrun, arguments):
-    done = emrun("trace", "log/a", "--follow", *arguments)
+def test_only_rows_of_one_run_can_be_followed(runs, emrun_here, arguments):
+    done = emrun_here("trace", "log/a", "--follow", *arguments)
     assert done.returncode == 2
     assert "--follow prints the rows of one run as csv, tsv or jsonl" in done.stderr

@@ -1,9 +1,8 @@
 """`emrun verify-resume` as an installed command, on configs whose resume is exact and on some whose resume is not."""
 
+import fcntl
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,8 @@ WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 pytestmark = pytest.mark.timeout(300)  # up to eleven processes
 
 CODE = '''
+import fcntl
+import os
 import random
 import signal
 import time
@@ -83,6 +84,8 @@ class Data:
 
     def endless(self):
         self.file = Path("begun").open("w")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        os.kill(os.getppid(), signal.SIGTERM)
         signal.alarm(1000)  # longer than a test
         signal.pause()
 
@@ -233,6 +236,7 @@ def rows(done):
     return [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
 
 
+@pytest.mark.campaign
 def test_a_good_config_is_exact_at_every_point(verify):
     done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4", "main_loop.extra_streams=[valid, train]")
     assert (done.returncode, done.stderr) == (0, "")
@@ -246,12 +250,23 @@ def test_a_good_config_is_exact_at_every_point(verify):
 
 
 SHARDED = (r"model.strategy={shard: '^layers\.\d+$'}",)
+EQUAL_ON_RANKS = ("dataset.scale=0", "model.module.dropout=0", "model.sync_batch_norm=true")
 
 
-@pytest.mark.parametrize("sharded", [(), pytest.param(SHARDED, marks=pytest.mark.campaign)], ids=["whole", "sharded"])
+@pytest.mark.campaign
+def test_another_number_of_ranks_is_equal_up_to_rounding(verify):
+    done = verify("--nproc", "1,2", "--at", "4", *EQUAL_ON_RANKS)
+    assert (done.returncode, done.stderr) == (0, "")
+    (moved,) = rows(done)
+    assert moved[:4] == ["the given iteration", "4", "SIGTERM", "4 on 2 ranks"]
+    assert 0 < float(moved[4].removeprefix("rounded, by up to ")) < 1e-2
+    assert "\nequal up to rounding: interrupted at 1 point, compared" in done.stdout
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("sharded", [(), SHARDED], ids=["whole", "sharded"])
 def test_several_ranks_are_exact_and_another_number_is_equal_up_to_rounding(verify, sharded):
-    changes = ("dataset.scale=0", "model.module.dropout=0", "model.sync_batch_norm=true", *sharded)
-    done = verify("--nproc", "2,2,3", "--at", "9", *changes)
+    done = verify("--nproc", "2,2,3", "--at", "9", *EQUAL_ON_RANKS, *sharded)
     assert (done.returncode, done.stderr) == (0, "")
     moved, same = rows(done)
     assert moved[:4] == ["the given iteration", "9", "SIGTERM", "9 on 3 ranks"]
@@ -352,12 +367,11 @@ def test_an_order_by_hashes_differs_between_new_processes_and_is_named(project, 
 SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Draw, my_code.Curriculum"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("options", "resumed"),
-    [
-        pytest.param(["--at", "6", "--at", "9"], ["6", "9"], id="SIGTERM", marks=pytest.mark.campaign),
-        pytest.param(["--kill", "--at", "5"], ["3"], id="SIGKILL"),
-    ],
+    [(["--at", "6", "--at", "9"], ["6", "9"]), (["--kill", "--at", "5"], ["3"])],
+    ids=["SIGTERM", "SIGKILL"],
 )
 def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_middle(verify, options, resumed):
     done = verify(*options, f"hooks=[ComputeStats: {{variables: [loss]}}, WriteCSV, {SET_UP}]")
@@ -397,11 +411,8 @@ def test_a_run_that_early_stopping_ends_is_exact(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 2 points, compared 12 iterations", done.stdout
 
 
-@pytest.mark.parametrize(
-    "ahead",
-    [pytest.param(["main_loop.buffer=4"], marks=pytest.mark.campaign), ["dataset.read_ahead=4", "--at", "2"]],
-    ids=str,
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("ahead", [["main_loop.buffer=4"], ["dataset.read_ahead=4", "--at", "2"]], ids=str)
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify, ahead):
     done = verify("dataset.kind=augmented", *ahead)
     assert done.returncode == 1
@@ -413,6 +424,7 @@ def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify, 
     assert done.stdout.splitlines()[-1].startswith("not exact")
 
 
+@pytest.mark.campaign
 def test_a_stream_shuffled_by_the_time_is_named_before_any_interruption(verify):
     done = verify("--at", "1", "dataset.kind=timed")
     assert done.returncode == 1
@@ -437,6 +449,7 @@ def test_a_module_with_state_outside_parameters_and_buffers_is_named(verify):
     assert "module CountingNet, attribute 'steps' (14 uninterrupted, 5 in the other run)" in done.stdout
 
 
+@pytest.mark.campaign
 def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_with_a_clock_is_not(verify):
     done = verify("--at", "9", "hooks=[ComputeStats: {variables: [loss]}, my_code.Clock, my_code.Warmup]")
     assert done.returncode == 1
@@ -445,17 +458,24 @@ def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_wit
     assert "note: not compared: state of hook Clock.time, which differs between two uninterrupted runs" in done.stdout
 
 
+@pytest.mark.campaign
+def test_an_iteration_after_the_end_is_refused(verify):
+    done = verify("--at", "14")
+    assert done.returncode == 2
+    assert "--at must be from 1 to 13, not 14; the run has 14 iterations" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--at", "14"], "--at must be from 1 to 13, not 14; the run has 14 iterations"),
         (["--at", "0"], "0 is not in the range x>=1"),
         (["--at", "middle"], "'middle' is not a valid integer"),
         (["main_loop.bufer=1"], "did you mean 'buffer'"),
     ],
 )
-def test_wrong_usage_ends_with_status_2(verify, arguments, message):
-    done = verify(*arguments)
+def test_wrong_usage_ends_with_status_2(project, emrun_here, arguments, message):
+    done = emrun_here("verify-resume", "-q", "config.yaml", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -467,18 +487,9 @@ def test_a_run_that_fails_for_a_reason_of_its_own_is_reported_with_its_traceback
     assert "RuntimeError: the disk of the data is gone" in done.stderr
 
 
-def test_sigterm_ends_the_command_and_its_run_and_leaves_nothing_behind(project):
-    os.mkfifo(project / "begun")
-    process = subprocess.Popen(
-        [EMRUN, "verify-resume", "config.yaml", "dataset.kind=endless"],
-        cwd=project,
-        env={**os.environ, "TMPDIR": str(project / "temporary")},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with (project / "begun").open() as begun:  # opened when the first run has opened it too
-        process.terminate()
-        assert begun.read() == ""  # that run has ended
-    _, errors = process.communicate()
-    assert (process.returncode, "Traceback" in errors) == (-signal.SIGTERM, False)
+def test_sigterm_ends_the_command_and_its_run_and_leaves_nothing_behind(project, verify):
+    done = verify("dataset.kind=endless")
+    assert (done.returncode, "Traceback" in done.stderr) == (-signal.SIGTERM, False)
+    with (project / "begun").open() as begun:
+        fcntl.flock(begun, fcntl.LOCK_EX)  # returns when that run has ended
     (project / "begun").unlink()

@@ -108,6 +108,14 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
         "the run gives what it recorded",
     ]
     assert content(run) == before
+
+
+@pytest.mark.campaign
+def test_nothing_can_be_compared_without_the_code_of_the_run(trained, tmp_path, emrun):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run, symlinks=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(trained), str(tmp_path / "gone")))
     shutil.rmtree(run / "code" / "modules")
     done = emrun("verify-run", "run", "-q", ranks=2)  # of a dataset that cannot be found, new processes say so
     assert done.returncode == 1
@@ -116,19 +124,22 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
     assert done.stdout.endswith("\nnothing could be compared\n")
 
 
-def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun):
+@pytest.mark.campaign
+def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun, emrun_here):
     (tmp_path / "start").mkdir()
     start = f"code_directory={tmp_path / 'start'}"
-    done = emrun("train", "-q", str(MAJORITY), start, "dataset.n=100", "hooks.StopAfter.epochs=1", "--output-dir=run")
+    changes = (start, "dataset.n=100", "hooks.StopAfter.epochs=1")
+    done = emrun_here("train", "-q", MAJORITY, *changes, "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     (tmp_path / "start").rmdir()
     done = emrun("verify-run", "run", "-q")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun):
+@pytest.mark.campaign
+def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun, emrun_here):
     changes = ["main_loop.extra_streams=[{valid: 2 epochs}]", "main_loop.record_steps=24"]
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
+    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
     assert '"at_end"' in (project / "other" / "metrics.jsonl").read_text().splitlines()[-1]
     done = emrun("verify-run", "other", "-q")
     assert (done.returncode, done.stderr) == (0, "")
@@ -162,6 +173,7 @@ def test_changed_data_are_the_cause(project, verified):
     assert found["cause"] == "data: the first batch of stream 'valid' has other values of x"
 
 
+@pytest.mark.campaign
 def test_a_changed_config_is_the_cause(project, verified):
     config = project / "run" / "config.yaml"
     text = config.read_text()
@@ -171,6 +183,7 @@ def test_a_changed_config_is_the_cause(project, verified):
     assert found["cause"].startswith("config: the learning rate is not that of the first steps")
 
 
+@pytest.mark.campaign
 def test_a_changed_statistic_is_in_the_record(project, verified):
     metrics = project / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -182,6 +195,7 @@ def test_a_changed_statistic_is_in_the_record(project, verified):
     assert found["cause"].startswith("record: the first steps are the same")
 
 
+@pytest.mark.campaign
 def test_other_packages_and_another_device_are_listed_by_severity(project, verified):
     record = project / "run" / "code" / "record.json"
     code = json.loads(record.read_text())
@@ -205,10 +219,10 @@ def test_other_packages_and_another_device_are_listed_by_severity(project, verif
     ]
 
 
-def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_not_verified_here(project, emrun):
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_not_verified_here(project, emrun_here):
     trace = project / "run" / "trace.yaml"
     trace.write_text(trace.read_text().replace("\nranks: 1\n", "\nranks: 4000\n"))
-    done = emrun("verify-run", "run")
+    done = emrun_here("verify-run", "run")
     assert done.returncode == 2
     assert "was trained by 4000 processes, but this machine has " in done.stderr
     assert "; verify it on a machine with as many" in done.stderr
