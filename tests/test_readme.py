@@ -52,13 +52,8 @@ SHORTER = {
 """A command of docs/start -> the override with which `make test` runs it."""
 LEARNT = ("cat", "cut", "head")
 """Commands that show what a model has learnt, which `make test` does not compare where it trains shorter."""
-IMPORTED = {
-    "docs/start/language_models.md": "warm_with_transformers",
-    "docs/start/series.md": "warm_with_pandas",
-    "docs/start/tables.md": "warm_with_pandas",
-    "docs/start/text.md": "warm_with_transformers",
-}
-"""A page whose commands import a large library -> the fixture that has imported it already."""
+WITH_TRANSFORMERS = ("docs/start/language_models.md", "docs/start/text.md")
+"""The pages whose commands import transformers."""
 BLOCK = re.compile(
     r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -98,19 +93,12 @@ def project(tmp_path):
     return shutil.copytree(SAMPLES / "my_project", tmp_path / "project")
 
 
-@pytest.fixture(scope="session")
-def warm_with_pandas(warm):
-    """Return a `Warm` for commands that read tables."""
-    process = type(warm)("pandas", "pyarrow.compute", parent=warm)
-    yield process
-    process.close()
-
-
 @pytest.fixture
 def warm(request, warm):
-    """Let the commands of a page run where the library that they import is imported already."""
-    fixture = next((each for page, each in IMPORTED.items() if request.node.name.endswith(f"[{page}]")), None)
-    return request.getfixturevalue(fixture) if fixture else warm
+    """Let the commands of a page that needs transformers run where the library is imported already."""
+    if request.node.name.endswith(tuple(f"[{name}]" for name in WITH_TRANSFORMERS)):
+        return request.getfixturevalue("warm_with_transformers")
+    return warm
 
 
 @pytest.fixture
