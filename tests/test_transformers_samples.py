@@ -1,18 +1,21 @@
 """The samples with transformers and peft: texts, chats, and a model with another head and with LoRA.
 
-They are skipped without these libraries, which the extra `transformers` installs. One test runs three configs, as the
-second and the third begin with the weights of the first.
+They are skipped without these libraries, which the extra `transformers` installs.
 """
 
 import importlib.util
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from campaign import thinned
 from safetensors.torch import load_file
 
+from emrun.config.config import load_config
+from emrun.config.plan import check_statically
 from emrun.storage.checkpoints.state_file import load_state
 
 ALL = Path(__file__).parent.parent / "sample_configs"
@@ -57,6 +60,30 @@ assert made.facts["comparison"]["where"] == "in a process without emrun"
 loaded = peft.PeftModel.from_pretrained(loaded.unload(), "exported").eval()
 assert torch.equal(loaded(input_ids=tokens).logits, expected)
 """
+IN_A_FORK = """
+import os
+import runpy
+import subprocess
+import sys
+
+
+def run_in_a_fork(command, **options):
+    pid = os.fork()
+    if not pid:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "emrun"]:
+            del sys.modules[name]
+        sys.argv = command[4:]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return subprocess.CompletedProcess(command, 0, "", "")
+
+
+subprocess.run = run_in_a_fork
+"""
+"""Lets the process without emrun begin with the libraries, whose import takes seconds."""
 
 
 def weights(run):
@@ -88,29 +115,38 @@ def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
         assert len((project / "new.csv").read_text().splitlines()) == 3
 
 
-def test_an_adapter_of_a_chat_model_is_trained_loaded_and_exported(tmp_path, warm):
+@pytest.mark.parametrize("begin", thinned(["", IN_A_FORK], [IN_A_FORK]), ids=["new process", "fork"])
+def test_an_adapter_of_a_chat_model_is_trained_loaded_and_exported(begin, tmp_path, warm):
     project = shutil.copytree(ALL / "chat", tmp_path / "chat")
     assert warm.run([str(project / "prepare.py")], project, 100).returncode == 0
-    (project / "adapters.py").write_text(ADAPTERS)  # what docs/guide/weights.md says of peft
+    (project / "adapters.py").write_text(begin + ADAPTERS)  # what docs/guide/weights.md says of peft
     done = warm.run([str(project / "adapters.py")], project, 250)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_model_of_transformers_is_trained_and_two_others_begin_with_its_weights(tmp_path, emrun, warm):
-    project = shutil.copytree(SAMPLES, tmp_path / "project")
-    first, second, third = (project / name for name in ("first", "second", "third"))
-    assert warm.run([str(project / "prepare.py")], project, 100).returncode == 0
+@pytest.fixture
+def project(tmp_path, warm):
+    """Return a copy of the sample with three configs, with its data."""
+    place = shutil.copytree(SAMPLES, tmp_path / "project")
+    assert warm.run([str(place / "prepare.py")], place, 100).returncode == 0
+    return place
 
-    def train(config, run):
-        done = emrun("train", "--no-progress", config, "--output-dir", run, *SHORT, cwd=project)
+
+@pytest.fixture
+def train(project, emrun):
+    """Return a function that trains a config of the sample; the others begin with the run `first`."""
+
+    def run(config, directory):
+        done = emrun("train", "--no-progress", config, "--output-dir", directory, *SHORT, cwd=project)
         assert done.returncode == 0, done.stderr
+        return project / directory
 
-    train("config.yaml", first)
-    train("finetune.yaml", second)
-    assert loaded(second) == {"loaded": 39, "not loaded: another shape": 2}
-    assert weights(second)["bert.classifier.weight"].shape == (2, 64)
+    return run
 
-    train("lora.yaml", third)
+
+def test_a_model_of_transformers_is_trained_and_adapters_begin_with_its_weights(train):
+    first = train("config.yaml", "first")
+    third = train("lora.yaml", "third")
     assert loaded(third) == {"loaded": 41, "not loaded: left out by match": 8}
     begun, trained = load_file(first / "checkpoints" / "best" / "model.safetensors"), weights(third)
     adapters = {name: each for name, each in trained.items() if ".lora_" in name}
@@ -121,5 +157,24 @@ def test_a_model_of_transformers_is_trained_and_two_others_begin_with_its_weight
     state = load_state(third / "checkpoints" / "latest")["model"]["optimizer"]["state"]["state"]
     assert len(state) == len(adapters) == 8
 
-    shutil.rmtree(first)  # an evaluation has all weights in its checkpoint
-    assert emrun("eval", "-q", third, "valid", cwd=project).returncode == 0
+
+def test_the_config_of_another_head_is_valid(monkeypatch):
+    monkeypatch.chdir(SAMPLES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    check_statically(load_config("finetune.yaml"), evaluations=True)
+
+
+@pytest.mark.campaign
+def test_another_head_begins_with_the_weights_of_the_model(train):
+    train("config.yaml", "first")
+    second = train("finetune.yaml", "second")
+    assert loaded(second) == {"loaded": 39, "not loaded: another shape": 2}
+    assert weights(second)["bert.classifier.weight"].shape == (2, 64)
+
+
+@pytest.mark.campaign
+def test_an_evaluation_with_adapters_needs_only_their_run(train, project, emrun):
+    train("config.yaml", "first")
+    train("lora.yaml", "third")
+    shutil.rmtree(project / "first")  # all weights are in the checkpoint
+    assert emrun("eval", "-q", "third", "valid", cwd=project).returncode == 0

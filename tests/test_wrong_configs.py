@@ -4,6 +4,7 @@ The first comment of each config says when the mistake is found: while `reading`
 phase `two` (classes imported), or while `building`. A second comment may hold overrides.
 """
 
+import functools
 import json
 import re
 import shlex
@@ -12,12 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 
 from emrun import create_training
 from emrun.base.errors import ConfigError
 from emrun.cli.problems import fix_of
 from emrun.config.config import load_config, read_config
-from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Unimported
 
@@ -67,38 +68,29 @@ def expected(name, folder):
     return (HOME / f"{name}.txt").read_text(encoding="utf-8").replace("FOLDER", str(folder)).replace("ROOT", str(ROOT))
 
 
+@functools.cache
+def read(name):
+    """Return a wrong config, without its overrides; tests read it several times."""
+    return read_config(f"{name}.yaml")
+
+
 def loaded(name, folder):
     shutil.copy(HOME / f"{name}.yaml", folder)
-    return load_config(f"{name}.yaml", shlex.split(comment(name, "overrides")))
+    return load_config(read(name), shlex.split(comment(name, "overrides")))
 
 
-def check_codes_and_fixes(name, folder, error):
-    """Check the codes of the problems, and that the overrides of each `fix` make the problem go away."""
-    overrides = shlex.split(comment(name, "overrides"))
+def problems_and_fixes(name, error):
+    """Return each problem of an error with its code and the overrides of its `fix`."""
     try:
-        tree = read_config(f"{name}.yaml", overrides).root
+        tree = read_config(read(name), shlex.split(comment(name, "overrides"))).root
     except ConfigError:
         tree = None
-    found = [[problem.code, *(fix_of(problem, tree) or {}).get("overrides", [])] for problem in error.problems]
+    return [(each, each.code, (fix_of(each, tree) or {}).get("overrides", [])) for each in error.problems]
+
+
+def check_codes_and_fixes(name, error):
+    found = [[code, *fix] for _, code, fix in problems_and_fixes(name, error)]
     assert found == CODES[name]
-    for problem, (_, *fix) in zip(error.problems, found, strict=True):
-        left = still_wrong(name, folder, [*overrides, *fix]) if fix else []
-        assert (problem.key, problem.message) not in left
-
-
-def still_wrong(name, folder, overrides):
-    """Return the key and the message of each problem that a config with overrides has."""
-    try:
-        config = load_config(f"{name}.yaml", overrides)
-        phase = comment(name, "phase")
-        Plan.with_evaluations(config, Imported() if phase == "two" else SOURCES)
-        if phase == "building":
-            training = create_training(config, folder / "log")
-            training.main_loop.run.release()
-            shutil.rmtree(folder / "log")
-    except ConfigError as error:
-        return [(problem.key, problem.message) for problem in error.problems]
-    return []
 
 
 def printed(error):
@@ -123,7 +115,7 @@ def test_the_mistake_is_found_without_importing_anything(folder, name):
     with pytest.raises(ConfigError) as caught:
         Plan.with_evaluations(loaded(name, folder), SOURCES)
     assert printed(caught.value) == expected(name, folder)
-    check_codes_and_fixes(name, folder, caught.value)
+    check_codes_and_fixes(name, caught.value)
     assert "parts.classes" not in sys.modules
 
 
@@ -134,8 +126,39 @@ def test_the_mistake_is_found_when_everything_is_built_and_not_before(folder, na
     with pytest.raises(ConfigError) as caught:
         create_training(config, folder / "log")
     assert printed(caught.value) == expected(name, folder)
-    check_codes_and_fixes(name, folder, caught.value)
+    check_codes_and_fixes(name, caught.value)
     assert not (folder / "log").exists()
+
+
+FIXED = {name: [code for code, *fix in CODES[name] if fix] for name in NAMES}
+"""Config -> the codes of its problems with a fix."""
+OF_CODES = {code: name for name in reversed(NAMES) for code in FIXED[name]}
+"""Code -> the first config that has a problem of it with a fix."""
+
+
+@pytest.mark.parametrize("name", thinned([name for name in NAMES if FIXED[name]], OF_CODES.values()))
+def test_the_overrides_of_a_fix_make_the_problem_go_away(folder, name):
+    problems = problems_of(name, folder, [])
+    with_fix = [(each, fix) for each, _, fix in problems_and_fixes(name, ConfigError(problems)) if fix]
+    assert len(with_fix) == len(FIXED[name])
+    for problem, fix in with_fix:
+        left = problems_of(name, folder, fix)
+        assert (problem.key, problem.message) not in [(each.key, each.message) for each in left]
+
+
+def problems_of(name, folder, fix):
+    """Return the problems that a config has with the overrides of a fix besides its own."""
+    shutil.copy(HOME / f"{name}.yaml", folder)
+    try:
+        config = load_config(read(name), [*shlex.split(comment(name, "overrides")), *fix])
+        Plan.with_evaluations(config, SOURCES)
+        if comment(name, "phase") in ("two", "building"):
+            training = create_training(config, folder / "log")
+            training.main_loop.run.release()
+            shutil.rmtree(folder / "log")
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 def test_every_wrong_config_has_its_text_its_codes_and_its_phase():
