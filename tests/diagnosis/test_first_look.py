@@ -295,7 +295,7 @@ def test_from_pictures_with_masks_to_masks_of_new_pictures():
     assert status == 0, told
     config = load_config("made")
     try_out(config)
-    training = create_training(config, output_dir="run", overrides=["vars.epochs=6", "vars.patience=6", "vars.width=4"])
+    training = create_training(config, output_dir="run", overrides=["vars.epochs=2", "vars.patience=2", "vars.width=4"])
     assert training.main_loop.run_training().status == "finished"
     shutil.rmtree("all")
     assert predict("run", data="new", file="masks/").rows == 12

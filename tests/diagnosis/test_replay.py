@@ -58,11 +58,18 @@ def causes(found):
     return [line for line in report(found).splitlines() if line.startswith(("cause", "source"))]
 
 
-def test_two_examples_are_both_named(fail):
+def test_two_examples_are_both_named_by_their_numbers_and_strings(fail):
     fail("dataset.bad=[4, 21]")
-    assert causes(replay("run")) == [
+    found = replay("run")
+    assert causes(found) == [
         "cause: examples 4, 21",
         "source 'x' has values that are not finite in examples 4, 21",
+    ]
+    lines = report(found).splitlines()
+    assert [line.partition(" has ")[0] for line in lines if line.startswith("example ")] == ["example 4", "example 21"]
+    assert [line.partition("name ")[2] for line in lines if line.startswith("example ")] == [
+        "'train-3-4'",
+        "'train-3-21'",
     ]
 
 
@@ -158,7 +165,7 @@ def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
 @pytest.mark.parametrize(
     ("window", "at", "reproduced"),
     # the last batch of an epoch, a batch before it, the end of a window
-    thinned([(4, 5, True), (4, 4, False), (2, 3, True)], [(4, 4, False), (2, 3, True)]),
+    thinned([(4, 5, True), (4, 4, False), (2, 3, True)], [(4, 4, False)]),
 )
 def test_of_a_skipped_update_of_several_batches_the_last_one_is_repeated_alone(doomed, skip, window, at, reproduced):
     skip(f"model.accumulate={window}", f"dataset.at={at}", "hooks.SkipSpike.window=1")
@@ -326,20 +333,21 @@ def test_without_the_random_states_a_failure_by_chance_is_not_repeated(fail, mon
     assert report(found).endswith("not reproduced")
 
 
-@pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "failure.json"])
-def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed, name):
+def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed):
     fail("dataset.bad=[13]")
-    path = doomed / "run/failures/1" / name
-    content = path.read_bytes()
-    for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # the last newline may be missing
-        flipped = bytes([content[position] ^ 4])
-        for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
-            path.write_bytes(damaged)
-            with pytest.raises(StorageError, match="damaged"):
-                replay(path.parent)
-    path.unlink()
-    with pytest.raises((StorageError, UsageError)):
-        replay(path.parent)
+    for name in ("state.pt", "model.safetensors", "failure.json"):
+        path = doomed / "run/failures/1" / name
+        content = path.read_bytes()
+        for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # the last newline may be missing
+            flipped = bytes([content[position] ^ 4])
+            for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
+                path.write_bytes(damaged)
+                with pytest.raises(StorageError, match="damaged"):
+                    replay(path.parent)
+        path.unlink()
+        with pytest.raises((StorageError, UsageError)):
+            replay(path.parent)
+        path.write_bytes(content)
 
 
 def test_a_replay_changes_neither_the_run_nor_random_states(fail, doomed):
@@ -374,21 +382,12 @@ def test_halving_stops_when_it_has_found_enough():
     assert len(calls) < 30
 
 
-def test_examples_are_named_by_their_numbers_and_strings(fail):
-    fail("dataset.bad=[4, 21]")
-    lines = report(replay("run")).splitlines()
-    assert [line.partition(" has ")[0] for line in lines if line.startswith("example ")] == ["example 4", "example 21"]
-    assert [line.partition("name ")[2] for line in lines if line.startswith("example ")] == [
-        "'train-3-4'",
-        "'train-3-21'",
-    ]
-
-
 def test_an_evaluation_has_no_anomaly_to_look_for(fail):
     fail("dataset.labels=[1]", "dataset.stream=valid")
     assert replay("run", anomaly=True).anomaly == "not looked for, because an evaluation has no gradients"
 
 
+@pytest.mark.campaign
 def test_one_iteration_is_not_written_in_the_plural(fail):
     fail("dataset.bad=[4]", "dataset.at=1")
     assert report(replay("run")).splitlines()[0].endswith(" of the pass, after 0 epochs and 1 iteration")

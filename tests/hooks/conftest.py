@@ -4,12 +4,14 @@ import inspect
 import json
 import random
 import signal
+from functools import cache
 
 import pytest
 from ruamel.yaml import YAML
 from training.resuming import SEND
 
 from emrun import AbstractHook, AbstractModel, create_training
+from emrun.datasets import digits
 from emrun.storage.run import create_run
 
 TEN = [  # an epoch has 45 updates; checkpoints are saved every 20
@@ -44,6 +46,12 @@ hooks:
 """
 
 
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_read_once():
+    """Read the file of the digits once for all trainings in the process of the tests."""
+    digits._load = cache(digits._load)
+
+
 @pytest.fixture
 def in_docstring():
     """Return the entries of the YAML in a hook's docstring."""
@@ -57,9 +65,9 @@ def in_docstring():
 
 @pytest.fixture
 def digits_config():
-    """Return a config that trains a linear model on Digits with these hooks."""
+    """Return a config that trains a linear model on Digits with these hooks; an epoch has 15 batches, or fewer."""
 
-    def config(hooks, **main_loop):
+    def config(hooks, batch_size=100, **main_loop):
         model = {
             "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
             "inputs": ["image"],
@@ -68,7 +76,7 @@ def digits_config():
             "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "label"]}},
             "optimizer": {"class": "SGD", "lr": 0.5},
         }
-        dataset = {"class": "Digits", "flat": True, "batch_size": 100}
+        dataset = {"class": "Digits", "flat": True, "batch_size": batch_size}
         loop = {"extra_streams": ["valid"], **main_loop}
         return {"seed": 0, "dataset": dataset, "model": model, "main_loop": loop, "hooks": hooks}
 
@@ -79,10 +87,10 @@ def digits_config():
 def train_digits(tmp_path, digits_config):
     """Train on Digits with these hooks, for an epoch or until they end it; return the training."""
 
-    def train(hooks, **main_loop):
+    def train(hooks, batch_size=100, **main_loop):
         names = [name for entry in hooks for name in (entry if isinstance(entry, dict) else [entry])]
         ends = [] if "StopAfter" in names else [{"StopAfter": {"epochs": 1}}]
-        config = digits_config([*hooks, *ends], **main_loop)
+        config = digits_config([*hooks, *ends], batch_size, **main_loop)
         training = create_training(config, output_root=tmp_path / "log")
         assert training.main_loop.run_training().status == "finished"
         return training

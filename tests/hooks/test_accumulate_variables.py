@@ -103,7 +103,7 @@ def test_other_variables_than_those_of_the_checkpoint_begin_anew(caplog):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits(in_docstring(AccumulateVariables))
+    training = train_digits(in_docstring(AccumulateVariables), batch_size=500)
     assert len(training.hooks[0].accumulated["valid"]["accuracy"]) == 180
 
 

@@ -210,7 +210,7 @@ def test_a_mapping_of_variables_is_written_in_a_config(train_digits):
 
 
 def test_without_arguments_the_loss_and_the_metrics_of_the_model_are_computed(train_digits):
-    training = train_digits(["ComputeStats"])
+    training = train_digits(["ComputeStats"], batch_size=500)
     assert training.hooks[0].writes == ("loss/mean", "accuracy/mean")
     for epoch in training.main_loop.metrics:
         assert {name: list(found) for name, found in epoch["streams"]["valid"].items()} == {

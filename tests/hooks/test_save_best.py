@@ -131,7 +131,8 @@ def test_the_best_few_are_kept_under_their_epochs(scripted, numbers, write, run,
 
 def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, digits_config):
     best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2}}
-    config = digits_config([{"ComputeStats": {"variables": ["loss", "accuracy"]}}, best, {"StopAfter": {"epochs": 5}}])
+    stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
+    config = digits_config([stats, best, {"StopAfter": {"epochs": 5}}], batch_size=200)
     straight = create_training(config, output_dir=tmp_path / "straight")
     train(straight)
     train(create_training(config, output_dir=tmp_path / "two", overrides=["hooks.StopAfter.epochs=2"]))
@@ -188,7 +189,7 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
 def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_no_hook_saves_stay(tmp_path, digits_config, caplog):
     caplog.set_level(logging.INFO)
     hooks = ["ComputeStats", {"SaveBest": {"keep": 3}}, {"StopAfter": {"epochs": 2}}]
-    train(create_training(digits_config(hooks), output_dir=tmp_path / "run"))
+    train(create_training(digits_config(hooks, batch_size=500), output_dir=tmp_path / "run"))
     training = resume_training(tmp_path / "run", ["~hooks.SaveBest", "hooks.StopAfter.epochs=3"])
     train(training)
     assert "changed: hooks.SaveBest: {'keep': 3} -> not set, hooks.StopAfter.epochs: 2 -> 3" in caplog.messages
@@ -199,7 +200,7 @@ def test_bests_stay_when_hooks_are_listed_in_another_order_with_a_new_one_first(
     loss = {"SaveBest": {"condition": "max"}}  # the zeroth epoch is the best: a later checkpoint would replace it
     accuracy = {"SaveBest": {"model_name": "acc", "variable": "accuracy"}}
     stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
-    config = digits_config([stats, loss, accuracy, {"StopAfter": {"epochs": 1}}])
+    config = digits_config([stats, loss, accuracy, {"StopAfter": {"epochs": 1}}], batch_size=500)
     train(create_training(config, output_dir=tmp_path / "run"))
     hooks = [stats, {"SaveBest": {"model_name": "new"}}, accuracy, loss, {"StopAfter": {"epochs": 2}}]
     resumed = resume_training(tmp_path / "run", [f"hooks={json.dumps(hooks)}"])

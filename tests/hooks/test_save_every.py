@@ -27,7 +27,7 @@ def named(run):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits(in_docstring(SaveEvery))
+    training = train_digits(in_docstring(SaveEvery), batch_size=500)
     assert named(training.main_loop.run) == {"epoch-0": (0, 0)}
 
 

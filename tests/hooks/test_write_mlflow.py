@@ -25,7 +25,7 @@ from emrun.record.facts import Facts
 @pytest.fixture(scope="module")
 def warm(warm):
     """Let `emrun` run where MLflow is imported already."""
-    process = Warm("mlflow", "mlflow.tracking", parent=warm)
+    process = Warm("mlflow", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", parent=warm)
     yield process
     process.close()
 
