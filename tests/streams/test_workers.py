@@ -37,7 +37,6 @@ from emrun.streams.workers import Workers
 pytestmark = pytest.mark.slow
 
 METHODS = ("fork", "forkserver", "spawn")
-NOT_FORKED = ["forkserver", pytest.param("spawn", marks=pytest.mark.campaign)]
 SLOW = [pytest.param(method, marks=() if method == "fork" else pytest.mark.campaign) for method in METHODS]
 
 
@@ -450,7 +449,8 @@ def test_a_stream_that_cannot_be_sent_is_an_error_with_the_type_that_cannot():
         next(iter(stream))
 
 
-@pytest.mark.parametrize("method", NOT_FORKED)
+@pytest.mark.campaign  # a new process imports PyTorch; tests/faults has workers of all methods in `make test`
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_what_cannot_be_read_in_a_worker_is_an_error_however_much_was_sent(tmp_path, monkeypatch, method):
     path = tmp_path / "only_here.py"
     path.write_text("class Data:\n    def train_stream(self):\n        yield {}\n")
