@@ -117,6 +117,7 @@ def test_the_operation_behind_it_is_named_on_request(fail):
     assert "Triggered internally" not in found.anomaly
 
 
+@pytest.mark.campaign
 def test_without_an_anomaly_the_report_is_nothing(fail):
     fail("dataset.labels=[1]")
     assert replay("run", anomaly=True).anomaly == "no gradient is NaN"
@@ -156,6 +157,7 @@ def test_an_update_that_cannot_be_detected_has_a_note(fail):
     assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
 
 
+@pytest.mark.campaign
 def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
     fail("dataset.bad=[13]", "main_loop.on_nan_loss=warn", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
     text = report(replay("run"))
@@ -209,6 +211,7 @@ def test_the_batch_of_a_skipped_update_has_the_changes_of_hooks(doomed, skip):
     assert causes(found) == ["cause: example 5"]
 
 
+@pytest.mark.campaign
 def test_a_batch_that_is_dropped_is_not_taken_for_the_last_one_of_a_window(doomed, skip):
     (doomed / "shrinks.py").write_text(SHRINKS)
     hooks = "hooks=[shrinks.Drop, {SkipSpike: {window: 1}}, {StopAfter: {epochs: 1}}]"
@@ -287,6 +290,7 @@ def test_a_dataset_that_takes_the_model_is_built_after_it_as_in_the_training(fai
     del sys.modules["asks"]
 
 
+@pytest.mark.campaign
 def test_a_hook_that_changes_the_directory_is_called_again(fail, monkeypatch):
     def moves(self, **kwargs):
         os.chdir(os.sep)

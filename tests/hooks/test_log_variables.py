@@ -242,6 +242,7 @@ def test_aggregations_between_epochs_are_those_of_numpy_on_the_step_record_also_
     assert again == [row.means for row in Reader(tmp_path / "straight").rows() if row.every]
 
 
+@pytest.mark.campaign  # test_running_stats.py has what follows another object
 def test_means_between_epochs_are_those_of_values_that_are_copied_for_them_alone(tmp_path, digits_config, monkeypatch):
     hooks = ["ComputeStats", {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}]
 
@@ -278,7 +279,7 @@ def test_a_run_that_fails_has_logged_and_recorded_the_means_up_to_there(tmp_path
 
 def test_fewer_lines(train_digits, caplog):
     caplog.set_level(logging.INFO)
-    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 3}}]
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 2}}]
     train_digits(hooks, batch_size=500)
     assert [line[:12] for line in caplog.messages if "  valid  loss" in line] == ["epoch 0  val", "epoch 2  val"]
 

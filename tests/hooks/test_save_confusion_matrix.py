@@ -70,6 +70,7 @@ def test_a_row_is_a_true_class_and_a_column_a_predicted_one(saved):
     assert numbers(rows) == confusion_matrix(LABELS, GUESSES).tolist()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_names_the_classes_have_numbers(saved):
     rows, picture = saved([*LABELS, 4], [*GUESSES, 4])
     assert rows[0] == ["true class", "0", "1", "2", "3", "4"]
@@ -111,7 +112,7 @@ def drawn(matrix, names, normalize=True):
     return draw_matrix(np.asarray(matrix), names, "valid, epoch 1", normalize=normalize, cmap="Blues", size=None)
 
 
-@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 100]))
+@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 30]))
 def test_any_number_of_classes_fits_on_a_picture(classes):
     picture = drawn(np.eye(classes, dtype=int) * 7, [f"name of class {number}" for number in range(classes)])
     assert max(picture.shape) < 1800
@@ -127,7 +128,7 @@ def test_a_stream_of_which_nothing_counts_is_warned_of(scripted, numbers, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", thinned(["w" * 300, "$x_{", "猫", "", "a\nb"], ["w" * 300, "$x_{"]))
+@pytest.mark.parametrize("name", thinned(["w" * 300, "$x_{", "猫", "", "a\nb"], ["w" * 300]))
 def test_any_name_fits_on_a_picture(name):
     picture = drawn([[3, 1], [0, 2]], [name, "b"])
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
@@ -139,7 +140,7 @@ def test_numbers_that_are_large_or_all_0():
     assert (drawn(np.zeros((2, 2), int), "ab") != 255).any()
 
 
-def test_in_a_run_every_epoch_of_a_chosen_stream_has_its_files(train_digits, in_docstring):
+def test_in_a_run_chosen_epochs_of_a_stream_have_their_files_and_an_evaluation_its_own(train_digits, in_docstring):
     (entry,) = in_docstring(SaveConfusionMatrix)
     entry["SaveConfusionMatrix"].update(streams=["valid"], every=2)
     training = train_digits([entry, {"StopAfter": {"epochs": 3}}], batch_size=200)
@@ -150,16 +151,11 @@ def test_in_a_run_every_epoch_of_a_chosen_stream_has_its_files(train_digits, in_
     assert rows[0] == ["true class", *map(str, range(10))]
     right = np.trace(numbers(rows)) / np.sum(numbers(rows))
     assert (right > 0.7, np.sum(numbers(rows))) == (True, 180)
-
-
-def test_an_evaluation_of_a_run_has_its_own_files(train_digits, in_docstring):
-    (entry,) = in_docstring(SaveConfusionMatrix)
-    entry["SaveConfusionMatrix"].update(streams=["valid"], every=2)
-    run = train_digits([entry], batch_size=500).output_dir
-    (run / "confusion_matrix_epoch_0_valid.png").unlink()
+    run = training.output_dir
+    (run / files[1]).unlink()
     evaluate(run, "valid")
     assert len(list(run.glob("eval/valid-1/confusion_matrix_epoch_0_valid.*"))) == 2
-    assert not (run / "confusion_matrix_epoch_0_valid.png").exists()
+    assert not (run / files[1]).exists()
 
 
 def test_the_matplotlib_of_the_process_stays_as_it_was(saved, monkeypatch):

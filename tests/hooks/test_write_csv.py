@@ -281,8 +281,8 @@ class Losses(AbstractHook):
 
 
 def test_fewer_lines(train_digits):
-    training = train_digits([STATS, {"WriteCSV": {"every": "2 epochs"}}, {"StopAfter": {"epochs": 5}}], batch_size=500)
-    assert [row[0] for row in rows(training.output_dir / "training.csv")] == ["epoch_id", "0", "2", "4"]
+    training = train_digits([STATS, {"WriteCSV": {"every": "2 epochs"}}, {"StopAfter": {"epochs": 3}}], batch_size=500)
+    assert [row[0] for row in rows(training.output_dir / "training.csv")] == ["epoch_id", "0", "2"]
 
 
 def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, tmp_path):
@@ -310,11 +310,11 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
 
 
 @pytest.mark.parametrize(
-    ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((14, 16, 21), (False, True)), [(16, False)])
+    ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((7, 9, 12), (False, True)), [(9, False)])
 )
 def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations, skip_zeroth_epoch):
-    hooks = [STATS, {"WriteCSV": {"every": "4 iterations"}}, {"StopAfter": {"epochs": 2}}]
-    config = digits_config(hooks, skip_zeroth_epoch=skip_zeroth_epoch)
+    hooks = [STATS, {"WriteCSV": {"every": "3 iterations"}}, {"StopAfter": {"epochs": 2}}]
+    config = digits_config(hooks, batch_size=200, skip_zeroth_epoch=skip_zeroth_epoch)
     train(create_training(config, output_dir=tmp_path / "straight"))
     directory = tmp_path / "resumed"
     train(create_training(config, output_dir=directory, overrides=[f"hooks.StopAfter.iterations={iterations}"]))
@@ -384,16 +384,16 @@ class Words(AbstractHook):
 
 
 def test_what_is_not_a_number_has_its_column_after_a_resume_too(tmp_path, digits_config):
-    for name, epochs in (("straight", 3), ("resumed", 1)):
+    for name, epochs in (("straight", 2), ("resumed", 1)):
         config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": epochs}}], batch_size=500)
         training = create_training(config, output_dir=tmp_path / name)
         training.main_loop.change_hooks([Words(), *training.main_loop.hooks])
         train(training)
-    again = resume_training(tmp_path / "resumed", ["hooks.StopAfter.epochs=3"])
+    again = resume_training(tmp_path / "resumed", ["hooks.StopAfter.epochs=2"])
     again.main_loop.change_hooks([Words(), *again.main_loop.hooks])
     train(again)
     header, *lines = rows(tmp_path / "resumed" / "training.csv")
-    assert [line[header.index("train_words")] for line in lines] == ["", "", "2", "2"]
+    assert [line[header.index("train_words")] for line in lines] == ["", "", "2"]
     assert rows(tmp_path / "straight" / "training.csv") == [header, *lines]
 
 

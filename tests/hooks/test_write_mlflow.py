@@ -17,6 +17,7 @@ from conftest import Warm
 from sweeps import statuses, trials, write_project
 
 from emrun.base.errors import ArgumentError
+from emrun.base.wording import counted
 from emrun.hooks import AbstractTracker, WriteMLflow
 from emrun.hooks.write_mlflow import _key
 
@@ -60,7 +61,7 @@ def address_of(process, log):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", ["database", pytest.param("server", marks=pytest.mark.campaign)], indirect=True)
 @pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals):
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals, epochs):
     uri, database = store
     run_often(f"  - WriteMLflow: {{uri: '{uri}', experiment: one, tags: {{who: me}}, every: 10 updates}}", signals)
     with closing(sqlite3.connect(database)) as found:
@@ -71,12 +72,16 @@ def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, sto
         for name, run in runs.items():
             tags, params = (dict(found.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", [run]))
                             for table in ("tags", "params"))  # fmt: skip
-            assert (tags["who"], tags["reason"]) == ("me", "3 epochs done (StopAfter epochs: 3)")
+            assert (tags["who"], tags["reason"]) == (
+                "me",
+                f"{counted(epochs, 'epoch')} done (StopAfter epochs: {epochs})",
+            )
             assert params["model.optimizer.lr"] == "0.5"
             points[name] = points_of(found, run)
     assert points["straight"] == points["often"]
     steps = {key: [step for name, step, *_ in points["often"] if name == key] for key in ("valid/loss", "steps/loss")}
-    assert steps == {"valid/loss": [0, 45, 90, 135], "steps/loss": list(range(10, 136, 10))}
+    end = 45 * epochs + 1
+    assert steps == {"valid/loss": [*range(0, end, 45)], "steps/loss": [*range(10, end, 10)]}
 
 
 def points_of(database, run):
