@@ -6,7 +6,9 @@ from itertools import product
 
 import pytest
 from campaign import thinned
+from click.testing import CliRunner
 
+from emrun.cli import emrun as commands
 from emrun.config.config import load_config
 from emrun.diagnosis.data_check import look_at_data
 
@@ -171,8 +173,9 @@ def test_the_command_prints_what_is_found_and_fails(looked, emrun, tmp_path):
     fine = emrun("check", "config.yaml", "--data", "dataset.plant=directory")
     assert fine.returncode == 0
     assert "nothing is wrong; tried a short epoch with all hooks, saving and loading, and read all data" in fine.stdout
-    as_json = emrun("check", "config.yaml", "--data", "--json", "dataset.plant=duplicate")
-    assert as_json.returncode == 1
+    command = ["check", "config.yaml", "--data", "--json", "dataset.plant=duplicate"]
+    as_json = CliRunner().invoke(commands, command, standalone_mode=False)  # in this process
+    assert as_json.return_value == 1
     found = json.loads(as_json.stdout)["data"]
     assert found["findings"][0]["message"] == (
         "stream 'train': 2 examples occurred before in the stream: train10 (train20, train200)"

@@ -97,17 +97,13 @@ def test_a_batch_norm_needs_two_examples_and_the_source_tells_which(fail):
 ROOT = ("model.inputs=[x]", "model.module={class: parts.Root}", "dataset.bad=[7]")
 
 
-def test_a_gradient_that_is_not_a_number_is_found_before_it_is_used(fail):
+def test_a_gradient_that_is_not_a_number_is_found_before_it_is_used_and_on_request_the_operation_behind_it(fail):
     error = fail(*ROOT)
     assert str(error) == "train/gradient of scale is NaN at iteration 4 (StopOnNaN)"
     found = replay("run")
     assert found.reproduced
     assert found.capsule.facts["weights"] == "before the step"
     assert causes(found)[0] == "cause: example 7"
-
-
-def test_the_operation_behind_it_is_named_on_request(fail):
-    fail(*ROOT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = replay("run", anomaly=True)

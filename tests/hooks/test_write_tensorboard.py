@@ -96,21 +96,15 @@ def test_the_config_and_the_metrics_are_on_the_page_of_hyperparameters(run_with)
     assert "- seed: `0`" in text.tensor_proto.string_val[0].decode()
 
 
-def test_points_that_a_file_has_lost_are_made_again(run_with):
-    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1, batch_size=500)
-    (file,) = (run / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-20])
-    train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
-    assert [step for step, _ in points(run, "train/loss")] == [0, 3, 6]
-    assert [step for step, _ in points(run, "valid/loss/std")] == [0, 3, 6]  # one was the end of the file
-
-
-def test_a_resume_writes_to_a_file_of_a_new_name_and_removes_the_old_one(run_with):
+def test_a_resume_makes_the_points_that_a_file_has_lost_again_in_a_file_of_a_new_name_and_removes_the_old_one(run_with):
     run, _ = run_with(STATS, "WriteTensorBoard", epochs=1, batch_size=500)
     (old,) = (run / "tensorboard").iterdir()
+    old.write_bytes(old.read_bytes()[:-20])
     train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
     (new,) = (run / "tensorboard").iterdir()
     assert new.name > old.name
+    assert [step for step, _ in points(run, "train/loss")] == [0, 3, 6]
+    assert [step for step, _ in points(run, "valid/loss/std")] == [0, 3, 6]  # one was the end of the file
 
 
 def test_a_directory_that_exists_is_an_error(tmp_path):

@@ -126,6 +126,7 @@ def test_the_names_travel_with_the_weights_and_a_run_that_begins_with_others_is_
     assert "other classes" not in caplog.text
 
 
+@pytest.mark.campaign  # code/test_first_batches.py has what is compared
 def test_a_resume_says_which_sources_have_changed(pictures, tmp_path, caplog):
     shutil.copytree(pictures, tmp_path / "valid")
     content = config(pictures)
