@@ -23,7 +23,7 @@ def filled(folder, streams):
     return store
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(streams=STREAMS)
 def test_the_counts_are_those_of_a_comparison_of_all_with_all(streams):
     with temporary_folder("test") as folder:
@@ -54,6 +54,7 @@ def test_the_first_ones_are_named(tmp_path):
     assert store.with_other_labels().groups == [["0 0", "0 2", "0 3", "1 2"]]
 
 
+@pytest.mark.campaign
 def test_many_examples_take_little_memory(tmp_path):
     resource = pytest.importorskip("resource")
     store = ExampleStore(tmp_path / "examples")

@@ -58,11 +58,18 @@ def causes(found):
     return [line for line in report(found).splitlines() if line.startswith(("cause", "source"))]
 
 
-def test_two_examples_are_both_named(fail):
+def test_two_examples_are_both_named_by_their_numbers_and_strings(fail):
     fail("dataset.bad=[4, 21]")
-    assert causes(replay("run")) == [
+    found = replay("run")
+    assert causes(found) == [
         "cause: examples 4, 21",
         "source 'x' has values that are not finite in examples 4, 21",
+    ]
+    lines = report(found).splitlines()
+    assert [line.partition(" has ")[0] for line in lines if line.startswith("example ")] == ["example 4", "example 21"]
+    assert [line.partition("name ")[2] for line in lines if line.startswith("example ")] == [
+        "'train-3-4'",
+        "'train-3-21'",
     ]
 
 
@@ -90,17 +97,13 @@ def test_a_batch_norm_needs_two_examples_and_the_source_tells_which(fail):
 ROOT = ("model.inputs=[x]", "model.module={class: parts.Root}", "dataset.bad=[7]")
 
 
-def test_a_gradient_that_is_not_a_number_is_found_before_it_is_used(fail):
+def test_a_gradient_that_is_not_a_number_is_found_before_it_is_used_and_on_request_the_operation_behind_it(fail):
     error = fail(*ROOT)
     assert str(error) == "train/gradient of scale is NaN at iteration 4 (StopOnNaN)"
     found = replay("run")
     assert found.reproduced
     assert found.capsule.facts["weights"] == "before the step"
     assert causes(found)[0] == "cause: example 7"
-
-
-def test_the_operation_behind_it_is_named_on_request(fail):
-    fail(*ROOT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = replay("run", anomaly=True)
@@ -110,6 +113,7 @@ def test_the_operation_behind_it_is_named_on_request(fail):
     assert "Triggered internally" not in found.anomaly
 
 
+@pytest.mark.campaign
 def test_without_an_anomaly_the_report_is_nothing(fail):
     fail("dataset.labels=[1]")
     assert replay("run", anomaly=True).anomaly == "no gradient is NaN"
@@ -149,6 +153,7 @@ def test_an_update_that_cannot_be_detected_has_a_note(fail):
     assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
 
 
+@pytest.mark.campaign
 def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
     fail("dataset.bad=[13]", "main_loop.on_nan_loss=warn", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
     text = report(replay("run"))
@@ -158,7 +163,7 @@ def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
 @pytest.mark.parametrize(
     ("window", "at", "reproduced"),
     # the last batch of an epoch, a batch before it, the end of a window
-    thinned([(4, 5, True), (4, 4, False), (2, 3, True)], [(4, 4, False), (2, 3, True)]),
+    thinned([(4, 5, True), (4, 4, False), (2, 3, True)], [(4, 4, False)]),
 )
 def test_of_a_skipped_update_of_several_batches_the_last_one_is_repeated_alone(doomed, skip, window, at, reproduced):
     skip(f"model.accumulate={window}", f"dataset.at={at}", "hooks.SkipSpike.window=1")
@@ -202,6 +207,7 @@ def test_the_batch_of_a_skipped_update_has_the_changes_of_hooks(doomed, skip):
     assert causes(found) == ["cause: example 5"]
 
 
+@pytest.mark.campaign
 def test_a_batch_that_is_dropped_is_not_taken_for_the_last_one_of_a_window(doomed, skip):
     (doomed / "shrinks.py").write_text(SHRINKS)
     hooks = "hooks=[shrinks.Drop, {SkipSpike: {window: 1}}, {StopAfter: {epochs: 1}}]"
@@ -280,6 +286,7 @@ def test_a_dataset_that_takes_the_model_is_built_after_it_as_in_the_training(fai
     del sys.modules["asks"]
 
 
+@pytest.mark.campaign
 def test_a_hook_that_changes_the_directory_is_called_again(fail, monkeypatch):
     def moves(self, **kwargs):
         os.chdir(os.sep)
@@ -326,20 +333,21 @@ def test_without_the_random_states_a_failure_by_chance_is_not_repeated(fail, mon
     assert report(found).endswith("not reproduced")
 
 
-@pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "failure.json"])
-def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed, name):
+def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed):
     fail("dataset.bad=[13]")
-    path = doomed / "run/failures/1" / name
-    content = path.read_bytes()
-    for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # the last newline may be missing
-        flipped = bytes([content[position] ^ 4])
-        for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
-            path.write_bytes(damaged)
-            with pytest.raises(StorageError, match="damaged"):
-                replay(path.parent)
-    path.unlink()
-    with pytest.raises((StorageError, UsageError)):
-        replay(path.parent)
+    for name in ("state.pt", "model.safetensors", "failure.json"):
+        path = doomed / "run/failures/1" / name
+        content = path.read_bytes()
+        for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # the last newline may be missing
+            flipped = bytes([content[position] ^ 4])
+            for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
+                path.write_bytes(damaged)
+                with pytest.raises(StorageError, match="damaged"):
+                    replay(path.parent)
+        path.unlink()
+        with pytest.raises((StorageError, UsageError)):
+            replay(path.parent)
+        path.write_bytes(content)
 
 
 def test_a_replay_changes_neither_the_run_nor_random_states(fail, doomed):
@@ -374,21 +382,12 @@ def test_halving_stops_when_it_has_found_enough():
     assert len(calls) < 30
 
 
-def test_examples_are_named_by_their_numbers_and_strings(fail):
-    fail("dataset.bad=[4, 21]")
-    lines = report(replay("run")).splitlines()
-    assert [line.partition(" has ")[0] for line in lines if line.startswith("example ")] == ["example 4", "example 21"]
-    assert [line.partition("name ")[2] for line in lines if line.startswith("example ")] == [
-        "'train-3-4'",
-        "'train-3-21'",
-    ]
-
-
 def test_an_evaluation_has_no_anomaly_to_look_for(fail):
     fail("dataset.labels=[1]", "dataset.stream=valid")
     assert replay("run", anomaly=True).anomaly == "not looked for, because an evaluation has no gradients"
 
 
+@pytest.mark.campaign
 def test_one_iteration_is_not_written_in_the_plural(fail):
     fail("dataset.bad=[4]", "dataset.at=1")
     assert report(replay("run")).splitlines()[0].endswith(" of the pass, after 0 epochs and 1 iteration")

@@ -15,7 +15,7 @@ from emrun.base.errors import ArgumentError, ConfigError, UsageError
 from emrun.base.randomness import seed_everything
 from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
 
-SECONDS = 0.02
+SECONDS = 0.002
 SETTINGS = ["no read-ahead", "buffer: 4", "workers: 1", "workers: 2"]
 MODEL = {
     "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
@@ -172,7 +172,8 @@ def test_what_a_stream_raises_is_raised(buffered):
 def test_workers_that_cannot_read_a_stream_are_skipped_with_a_warning(caplog):
     points = {"class": "torch.utils.data.TensorDataset", "args": [{"class": "torch.ones", "args": [9, 1]}]}
     loader = {"class": "torch.utils.data.DataLoader", "args": [points], "num_workers": 1}
-    (stream,) = bench({"dataset": {"class": "TorchDataset", "train": loader, "sources": ["x"]}}, seconds=0.01).streams
+    dataset = {"class": "TorchDataset", "train": loader, "sources": ["x"]}
+    (stream,) = bench({"dataset": dataset}, seconds=SECONDS).streams
     assert [str(reading.setting) for reading in stream.readings] == SETTINGS[:2]
     message = "stream 'train' cannot be read with workers: 1: stream 'train' starts processes"
     assert message in caplog.text
@@ -192,12 +193,12 @@ class Noise:
 def test_a_stream_that_draws_from_global_generators_is_told(is_own):
     items = {"class": "TorchDataset", "train": {"class": f"{__name__}.Noise"}, "sources": ["x"]}
     config = of("Drawn") if is_own else {"dataset": items}
-    assert bench(config, seconds=0.01).streams[0].draws == ["numpy"] * is_own
+    assert bench(config, seconds=SECONDS).streams[0].draws == ["numpy"] * is_own
 
 
 def test_settings_that_items_which_draw_cannot_have_are_skipped(caplog):
     items = {"class": "TorchDataset", "train": {"class": f"{__name__}.Noise"}, "sources": ["x"]}
-    (stream,) = bench({"dataset": items}, seconds=0.01).streams
+    (stream,) = bench({"dataset": items}, seconds=SECONDS).streams
     assert [str(reading.setting) for reading in stream.readings] == ["no read-ahead", *SETTINGS[2:]]
     assert "cannot be read with buffer: 4: stream 'train': items of Noise change the global random" in caplog.text
 

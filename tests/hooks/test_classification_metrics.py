@@ -302,7 +302,8 @@ def test_a_name_that_another_hook_writes_is_an_error_before_the_training(scripte
 
 def test_the_names_that_a_later_compute_stats_takes_from_the_model_are_seen_too(digits_config, tmp_path):
     hooks = [{"ClassificationMetrics": {"predicted_variable": "logits", "gt_variable": "label"}}, "ComputeStats"]
-    training = create_training(digits_config([*hooks, {"StopAfter": {"epochs": 1}}]), output_root=tmp_path)
+    config = digits_config([*hooks, {"StopAfter": {"epochs": 1}}], batch_size=500)
+    training = create_training(config, output_root=tmp_path)
     with pytest.raises(HookError, match="ComputeStats writes 'accuracy' too"):
         training.main_loop.run_training()
 
@@ -322,7 +323,8 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
 )
 def test_values_of_named_classes_can_be_monitored(digits_config, tmp_path, address, message):
     own = {"predicted_variable": "logits", "gt_variable": "label", "var_prefix": "class_"}
-    config = digits_config([{"ClassificationMetrics": own}, {"SaveBest": address}, {"StopAfter": {"epochs": 1}}])
+    hooks = [{"ClassificationMetrics": own}, {"SaveBest": address}, {"StopAfter": {"epochs": 1}}]
+    config = digits_config(hooks, batch_size=500)
     if message is None:
         train(create_training(config, output_dir=tmp_path / "run"))
         assert (tmp_path / "run" / "checkpoints" / "best").exists()
@@ -348,10 +350,10 @@ def test_streams_without_labels_are_left_out(predicting):
         outcome(streams=["train", "valid"])
 
 
-@pytest.mark.parametrize("iterations", thinned([17, 22], [22]))
+@pytest.mark.parametrize("iterations", thinned([9, 12], [12]))
 def test_a_resume_in_the_middle_of_an_epoch_is_exact(tmp_path, digits_config, iterations):
     own = {"predicted_variable": "logits", "gt_variable": "label"}
-    config = digits_config([{"ClassificationMetrics": own}, {"StopAfter": {"epochs": 2}}])
+    config = digits_config([{"ClassificationMetrics": own}, {"StopAfter": {"epochs": 2}}], batch_size=200)
     train(create_training(config, output_dir=tmp_path / "straight"))
     train(create_training(config, output_dir=tmp_path / "run", overrides=[f"hooks.StopAfter.iterations={iterations}"]))
     train(resume_training(tmp_path / "run", overrides=["~hooks.StopAfter.iterations"]))

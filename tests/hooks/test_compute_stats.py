@@ -62,7 +62,7 @@ def test_an_evaluation_by_a_hook_leaves_the_statistics_of_its_epoch(scripted, nu
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     entries = in_docstring(ComputeStats)
-    training = train_digits(entries)
+    training = train_digits(entries, batch_size=500)
     for epoch in training.main_loop.metrics:
         for stream in ("train", "valid"):
             rates = ["learning_rate"] if stream == "train" else []
@@ -204,13 +204,15 @@ def test_a_mapping_says_the_aggregations_of_all_variables(scripted, numbers):
 
 
 def test_a_mapping_of_variables_is_written_in_a_config(train_digits):
-    training = train_digits([{"ComputeStats": {"variables": {"loss": ["mean", "std"], "accuracy": "mean"}}}])
+    training = train_digits(
+        [{"ComputeStats": {"variables": {"loss": ["mean", "std"], "accuracy": "mean"}}}], batch_size=500
+    )
     last = training.main_loop.metrics[-1]["streams"]["valid"]
     assert {name: list(found) for name, found in last.items()} == {"loss": ["mean", "std"], "accuracy": ["mean"]}
 
 
 def test_without_arguments_the_loss_and_the_metrics_of_the_model_are_computed(train_digits):
-    training = train_digits(["ComputeStats"])
+    training = train_digits(["ComputeStats"], batch_size=500)
     assert training.hooks[0].writes == ("loss/mean", "accuracy/mean")
     for epoch in training.main_loop.metrics:
         assert {name: list(found) for name, found in epoch["streams"]["valid"].items()} == {
@@ -226,7 +228,9 @@ def test_a_model_without_metrics_has_its_loss(scripted, numbers):
 
 
 def test_what_is_computed_without_arguments_can_be_monitored(train_digits):
-    training = train_digits(["ComputeStats", {"SaveBest": {"variable": "accuracy", "condition": "max"}}])
+    training = train_digits(
+        ["ComputeStats", {"SaveBest": {"variable": "accuracy", "condition": "max"}}], batch_size=500
+    )
     assert (training.output_dir / "checkpoints" / "best").exists()
 
 

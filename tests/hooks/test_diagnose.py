@@ -147,7 +147,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_once(name, caplog):
     module, arguments, expected = FAULTS[name]
-    assert diagnosed(module(), **arguments) == expected
+    assert diagnosed(module(), batches=BATCHES[:60], **arguments) == expected
     assert len([each for each in caplog.messages if each.startswith("Diagnose")]) == 1
 
 
@@ -156,12 +156,12 @@ def test_a_planted_fault_is_named_once(name, caplog):
 )
 def test_after_a_resume_what_weights_that_have_converged_show_too_is_not_judged(name, is_judged):
     module, arguments, expected = FAULTS[name]
-    assert diagnosed(module(), updates_done=7, **arguments) == (expected if is_judged else {})
+    assert diagnosed(module(), batches=BATCHES[:80], updates_done=7, **arguments) == (expected if is_judged else {})
 
 
 def test_a_layer_that_is_dead_as_a_whole():
     module = change(Net(), lambda net: net.first.bias.fill_(-90))
-    found = diagnosed(module)
+    found = diagnosed(module, batches=BATCHES[:60])
     assert found["same_output"] == ["output logits"]
     assert set(found) == {"same_output", "no_gradient"}
 
@@ -224,7 +224,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(SILENT, ["plain", "a warm-up from 0, and an end that is almost 0", "fp16"]))
+@pytest.mark.parametrize("name", thinned(SILENT, ["a warm-up from 0, and an end that is almost 0", "fp16"]))
 def test_it_says_nothing_when_all_is_well(name, caplog):
     module, arguments = SILENT[name]
     assert diagnosed(module(), every="10 updates", **arguments) == {}
@@ -241,7 +241,7 @@ def test_a_loss_of_0_is_not_a_fault():
         def forward(self, x, y):
             return {"loss": super().forward(x, y)["logits"].clamp(max=-1e3).sum(1) * 0.0 + 0.0}
 
-    assert "no_gradient" not in diagnosed(Margin(), every="10 updates")
+    assert "no_gradient" not in diagnosed(Margin(), batches=BATCHES[:60], every="10 updates")
 
 
 def test_weights_that_have_converged_may_have_small_updates():
@@ -362,7 +362,8 @@ def test_a_training_with_looks_equals_one_without(name):
 def test_a_compiled_module_is_judged_by_its_outputs_and_parameters(caplog):
     caplog.set_level("INFO")
     module = Net(end=Calls(lambda x: x.mean(0, keepdim=True).expand_as(x)))
-    found = diagnosed(module, compile={"backend": "eager"}, optimizer=group("^first", lr=0.0))
+    faults = {"batches": BATCHES[:60], "optimizer": group("^first", lr=0.0)}
+    found = diagnosed(module, compile={"backend": "eager"}, **faults)
     assert found == {"same_output": ["output logits"], "never_moves": ["first.weight", "first.bias"]}
     assert caplog.text.count("the module is compiled, so only its outputs and parameters are looked at") == 1
 
@@ -373,7 +374,7 @@ def test_a_model_that_returns_only_a_loss_is_judged_by_its_last_layer():
             return {"loss": super().forward(x, y)["loss"]}
 
     module = change(OnlyLoss(), lambda net: net.first.bias.fill_(-90))
-    assert diagnosed(module)["same_output"] == ["last (Linear)"]
+    assert diagnosed(module, batches=BATCHES[:60])["same_output"] == ["last (Linear)"]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_single_number_becomes_a_sequence_of_one(flat):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    assert train_digits(in_docstring(Flatten)).main_loop.training_epochs_done == 1
+    assert train_digits(in_docstring(Flatten), batch_size=500).main_loop.training_epochs_done == 1
 
 
 def test_a_hook_that_reads_the_sequence_must_come_later(scripted, numbers):

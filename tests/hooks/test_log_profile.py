@@ -53,7 +53,7 @@ def test_times_of_epochs_add_up():
 def test_the_limits_of_the_process_are_read_once_in_a_run(train_digits, monkeypatch):
     calls = []
     monkeypatch.setattr("emrun.hooks.log_profile.cores", lambda: calls.append(1) or 2)
-    train_digits(["LogProfile", {"StopAfter": {"epochs": 2}}])
+    train_digits(["LogProfile", {"StopAfter": {"epochs": 2}}], batch_size=500)
     assert len(calls) == 1
 
 
@@ -81,11 +81,11 @@ def test_the_verdict_names_what_to_change(times, ahead, cores, subject, advice):
 
 def test_a_run_logs_the_shares_of_each_epoch_and_of_all(train_digits, in_docstring, caplog):
     caplog.set_level(logging.INFO)
-    hooks = [{"ComputeStats": {"variables": ["loss"]}}, *in_docstring(LogProfile), {"StopAfter": {"epochs": 3}}]
-    train_digits(hooks, workers=1)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, *in_docstring(LogProfile), {"StopAfter": {"epochs": 2}}]
+    train_digits(hooks, batch_size=300, workers=1)
     lines = [each.getMessage() for each in caplog.records if each.name == "emrun.hooks.log_profile"]
-    shares = [line for line in lines if re.match(r"(epoch \d|3 epochs), .*: model \d+%", line)]
-    assert [line.split(",")[0] for line in shares] == ["epoch 0", "epoch 1", "epoch 2", "epoch 3", "3 epochs"]
+    shares = [line for line in lines if re.match(r"(epoch \d|2 epochs), .*: model \d+%", line)]
+    assert [line.split(",")[0] for line in shares] == ["epoch 0", "epoch 1", "epoch 2", "2 epochs"]
     for line in shares:
         found = re.findall(r"(?:model|reading|hooks|checkpoints|other) (\d+)%", line)
         assert len(found) == 5

@@ -48,7 +48,7 @@ def log(caplog, scripted, numbers):
 
 def test_the_yaml_in_its_docstring_trains_and_logs(train_digits, in_docstring, caplog):
     caplog.set_level(logging.INFO)
-    train_digits(in_docstring(LogVariables))
+    train_digits(in_docstring(LogVariables), batch_size=500)
     lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
     assert [line.split()[:4] for line in lines] == [
         ["epoch", str(epoch), stream, "loss"] for epoch in (0, 1) for stream in ("train", "valid")
@@ -56,7 +56,7 @@ def test_the_yaml_in_its_docstring_trains_and_logs(train_digits, in_docstring, c
 
 
 def test_the_lines_are_in_the_log_of_the_run(in_docstring, tmp_path, digits_config):
-    config = digits_config([*in_docstring(LogVariables), {"StopAfter": {"epochs": 1}}])
+    config = digits_config([*in_docstring(LogVariables), {"StopAfter": {"epochs": 1}}], batch_size=200)
     training = create_training(config, output_root=tmp_path)
     train(training)
     assert "epoch 1  valid  loss 1." in (training.output_dir / "train.log").read_text()
@@ -176,7 +176,7 @@ def test_a_listed_variable_that_nothing_wrote_is_an_error_with_the_nearest_name(
 
 def test_the_line_of_the_train_stream_ends_with_learning_rates_and_seconds(train_digits, caplog):
     caplog.set_level(logging.INFO)
-    train_digits([{"ComputeStats": {"variables": ["loss"]}}, "LogVariables"])
+    train_digits([{"ComputeStats": {"variables": ["loss"]}}, "LogVariables"], batch_size=500)
     lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
     ends = [without_seconds(line).split("  ")[3:] for line in lines]
     assert ends == [["? s"], [], ["lr 0.5", "? s"], []]
@@ -242,8 +242,9 @@ def test_aggregations_between_epochs_are_those_of_numpy_on_the_step_record_also_
     assert again == [row.means for row in Reader(tmp_path / "straight").rows() if row.every]
 
 
+@pytest.mark.campaign  # test_running_stats.py has what follows another object
 def test_means_between_epochs_are_those_of_values_that_are_copied_for_them_alone(tmp_path, digits_config, monkeypatch):
-    hooks = ["ComputeStats", {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 2}}]
+    hooks = ["ComputeStats", {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}]
 
     def means(name):
         config = digits_config(hooks, extra_streams=[], skip_zeroth_epoch=True)
@@ -278,15 +279,15 @@ def test_a_run_that_fails_has_logged_and_recorded_the_means_up_to_there(tmp_path
 
 def test_fewer_lines(train_digits, caplog):
     caplog.set_level(logging.INFO)
-    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 3}}]
-    train_digits(hooks)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 2}}]
+    train_digits(hooks, batch_size=500)
     assert [line[:12] for line in caplog.messages if "  valid  loss" in line] == ["epoch 0  val", "epoch 2  val"]
 
 
 def test_a_resumed_run_logs_the_same_lines(tmp_path, digits_config, caplog):
     caplog.set_level(logging.INFO)
     hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": "4 updates"}}]
-    config = digits_config([*hooks, {"StopAfter": {"epochs": 2}}])
+    config = digits_config([*hooks, {"StopAfter": {"epochs": 2}}], batch_size=200)
 
     def lines():
         found = [without_seconds(line) for line in caplog.messages if re.match(r"epoch \d+  ", line)]
@@ -297,7 +298,7 @@ def test_a_resumed_run_logs_the_same_lines(tmp_path, digits_config, caplog):
     train(create_training(config, output_dir=tmp_path / "straight"))
     straight, parts = lines()
     assert parts == 0
-    train(create_training(config, output_dir=tmp_path / "resumed", overrides=["hooks.StopAfter.iterations=18"]))
+    train(create_training(config, output_dir=tmp_path / "resumed", overrides=["hooks.StopAfter.iterations=10"]))
     train(resume_training(tmp_path / "resumed", overrides=["~hooks.StopAfter.iterations"]))
     assert lines() == (straight, 1)
     assert len(straight) > 8
@@ -305,5 +306,5 @@ def test_a_resumed_run_logs_the_same_lines(tmp_path, digits_config, caplog):
 
 def test_a_variable_that_a_hook_does_not_write_in_every_epoch_is_left_out(train_digits, caplog):
     caplog.set_level(logging.INFO)
-    train_digits(["LogNorms", {"LogVariables": {"variables": ["gradient_norm"]}}])
+    train_digits(["LogNorms", {"LogVariables": {"variables": ["gradient_norm"]}}], batch_size=500)
     assert any("gradient_norm" in message for message in caplog.messages)

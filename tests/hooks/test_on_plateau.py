@@ -32,7 +32,7 @@ def plateaus(scripted, numbers, write):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits(in_docstring(OnPlateau))
+    training = train_digits(in_docstring(OnPlateau), batch_size=500)
     assert training.main_loop.training_epochs_done == 1
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.base.errors import ArgumentError, ConfigError, HookError, StorageError
@@ -76,18 +77,20 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     assert manifest["epoch"] == scores.index(max(scores))
 
 
+BETTER = [
+    ("min", [5, 4, 4, 3, 9], [0, 1, 1, 3, 3]),  # equal is not better
+    ("max", [5, 4, 5, 6, 6, -1], [0, 0, 0, 3, 3, 3]),
+    ("min", [0.0, -0.0, -1.0], [0, 0, 2]),
+    ("min", [1.0, -math.inf, -5], [0, 1, 1]),
+    ("max", [-math.inf, -1e300], [0, 1]),
+    ("min", [NAN, 7, 8], [None, 1, 1]),  # a first NaN does not stick
+    ("max", [NAN, NAN, 1, NAN, 2], [None, None, 2, 2, 4]),  # NaN is never better
+    ("min", [NAN, NAN], [None, None]),
+]
+
+
 @pytest.mark.parametrize(
-    ("condition", "values", "epochs"),
-    [
-        ("min", [5, 4, 4, 3, 9], [0, 1, 1, 3, 3]),  # equal is not better
-        ("max", [5, 4, 5, 6, 6, -1], [0, 0, 0, 3, 3, 3]),
-        ("min", [0.0, -0.0, -1.0], [0, 0, 2]),
-        ("min", [1.0, -math.inf, -5], [0, 1, 1]),
-        ("max", [-math.inf, -1e300], [0, 1]),
-        ("min", [NAN, 7, 8], [None, 1, 1]),  # a first NaN does not stick
-        ("max", [NAN, NAN, 1, NAN, 2], [None, None, 2, 2, 4]),  # NaN is never better
-        ("min", [NAN, NAN], [None, None]),
-    ],
+    ("condition", "values", "epochs"), thinned(BETTER, [BETTER[0], BETTER[1], BETTER[3], BETTER[6]])
 )
 def test_an_epoch_that_is_strictly_better_is_saved(best_epochs, condition, values, epochs):
     assert best_epochs(values, condition=condition) == epochs
@@ -131,7 +134,8 @@ def test_the_best_few_are_kept_under_their_epochs(scripted, numbers, write, run,
 
 def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, digits_config):
     best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2}}
-    config = digits_config([{"ComputeStats": {"variables": ["loss", "accuracy"]}}, best, {"StopAfter": {"epochs": 5}}])
+    stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
+    config = digits_config([stats, best, {"StopAfter": {"epochs": 5}}], batch_size=200)
     straight = create_training(config, output_dir=tmp_path / "straight")
     train(straight)
     train(create_training(config, output_dir=tmp_path / "two", overrides=["hooks.StopAfter.epochs=2"]))
@@ -188,7 +192,7 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
 def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_no_hook_saves_stay(tmp_path, digits_config, caplog):
     caplog.set_level(logging.INFO)
     hooks = ["ComputeStats", {"SaveBest": {"keep": 3}}, {"StopAfter": {"epochs": 2}}]
-    train(create_training(digits_config(hooks), output_dir=tmp_path / "run"))
+    train(create_training(digits_config(hooks, batch_size=500), output_dir=tmp_path / "run"))
     training = resume_training(tmp_path / "run", ["~hooks.SaveBest", "hooks.StopAfter.epochs=3"])
     train(training)
     assert "changed: hooks.SaveBest: {'keep': 3} -> not set, hooks.StopAfter.epochs: 2 -> 3" in caplog.messages
@@ -199,7 +203,7 @@ def test_bests_stay_when_hooks_are_listed_in_another_order_with_a_new_one_first(
     loss = {"SaveBest": {"condition": "max"}}  # the zeroth epoch is the best: a later checkpoint would replace it
     accuracy = {"SaveBest": {"model_name": "acc", "variable": "accuracy"}}
     stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
-    config = digits_config([stats, loss, accuracy, {"StopAfter": {"epochs": 1}}])
+    config = digits_config([stats, loss, accuracy, {"StopAfter": {"epochs": 1}}], batch_size=500)
     train(create_training(config, output_dir=tmp_path / "run"))
     hooks = [stats, {"SaveBest": {"model_name": "new"}}, accuracy, loss, {"StopAfter": {"epochs": 2}}]
     resumed = resume_training(tmp_path / "run", [f"hooks={json.dumps(hooks)}"])
@@ -328,10 +332,6 @@ def test_a_variable_without_an_aggregation_is_its_mean(scripted, numbers, run):
         MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [np.float32, np.array, torch.tensor, lambda value: np.array([value])],
-    ids=["float32", "array", "tensor", "one number"],
-)
-def test_numbers_of_any_kind_are_compared(best_epochs, kind):
-    assert best_epochs([kind(3.0), kind(1.0), kind(2.0)], aggregation=None) == [0, 1, 1]
+def test_numbers_of_any_kind_are_compared(best_epochs):
+    values = [np.float32(3.0), np.array(1.0), torch.tensor(2.0), np.array([0.5])]
+    assert best_epochs(values, aggregation=None) == [0, 1, 1, 3]

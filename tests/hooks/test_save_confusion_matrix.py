@@ -55,6 +55,14 @@ def numbers(rows):
 LABELS, GUESSES = [0, 1, 2, 2, 1, 0, 2], [0, 2, 2, 1, 1, 0, 2]
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Write a small picture without a figure, which takes longest, where it is not the subject."""
+    picture = np.zeros((2, 2, 3), np.uint8)
+    monkeypatch.setattr("emrun.hooks.save_confusion_matrix.draw_matrix", lambda *_, **options: picture)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_row_is_a_true_class_and_a_column_a_predicted_one(saved):
     rows, _ = saved(LABELS, GUESSES, ["ant", 'b "quoted", one', "ünïcode\n"])
     assert rows[0] == ["true class", "ant", 'b "quoted", one', "ünïcode\n"]
@@ -62,6 +70,7 @@ def test_a_row_is_a_true_class_and_a_column_a_predicted_one(saved):
     assert numbers(rows) == confusion_matrix(LABELS, GUESSES).tolist()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_names_the_classes_have_numbers(saved):
     rows, picture = saved([*LABELS, 4], [*GUESSES, 4])
     assert rows[0] == ["true class", "0", "1", "2", "3", "4"]
@@ -75,6 +84,7 @@ def test_names_of_the_argument_come_before_those_of_the_dataset(saved):
     assert not np.array_equal(named, saved(LABELS, GUESSES, ["a", "b", "c"])[1])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_picture_is_shown_in_trackers(scripted, tmp_path):
     dataset, seen = Letters(LABELS, GUESSES), {}
 
@@ -102,7 +112,7 @@ def drawn(matrix, names, normalize=True):
     return draw_matrix(np.asarray(matrix), names, "valid, epoch 1", normalize=normalize, cmap="Blues", size=None)
 
 
-@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 1000]))
+@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 30]))
 def test_any_number_of_classes_fits_on_a_picture(classes):
     picture = drawn(np.eye(classes, dtype=int) * 7, [f"name of class {number}" for number in range(classes)])
     assert max(picture.shape) < 1800
@@ -118,7 +128,7 @@ def test_a_stream_of_which_nothing_counts_is_warned_of(scripted, numbers, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", thinned(["w" * 300, "$x_{", "猫", "", "a\nb"], ["w" * 300, "$x_{"]))
+@pytest.mark.parametrize("name", thinned(["w" * 300, "$x_{", "猫", "", "a\nb"], ["w" * 300]))
 def test_any_name_fits_on_a_picture(name):
     picture = drawn([[3, 1], [0, 2]], [name, "b"])
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
@@ -130,10 +140,10 @@ def test_numbers_that_are_large_or_all_0():
     assert (drawn(np.zeros((2, 2), int), "ab") != 255).any()
 
 
-def test_in_a_run_every_epoch_of_a_chosen_stream_has_its_files(train_digits, in_docstring):
+def test_in_a_run_chosen_epochs_of_a_stream_have_their_files_and_an_evaluation_its_own(train_digits, in_docstring):
     (entry,) = in_docstring(SaveConfusionMatrix)
     entry["SaveConfusionMatrix"].update(streams=["valid"], every=2)
-    training = train_digits([entry, {"StopAfter": {"epochs": 3}}])
+    training = train_digits([entry, {"StopAfter": {"epochs": 3}}], batch_size=200)
     files = sorted(path.name for path in training.output_dir.glob("confusion*"))
     assert files == [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, 2) for kind in ("csv", "png")]
     with (training.output_dir / files[2]).open(newline="") as file:
@@ -141,14 +151,11 @@ def test_in_a_run_every_epoch_of_a_chosen_stream_has_its_files(train_digits, in_
     assert rows[0] == ["true class", *map(str, range(10))]
     right = np.trace(numbers(rows)) / np.sum(numbers(rows))
     assert (right > 0.7, np.sum(numbers(rows))) == (True, 180)
-
-
-def test_an_evaluation_of_a_run_has_its_own_files(train_digits, in_docstring):
-    run = train_digits(in_docstring(SaveConfusionMatrix)).output_dir
-    (run / "confusion_matrix_epoch_0_valid.png").unlink()
+    run = training.output_dir
+    (run / files[1]).unlink()
     evaluate(run, "valid")
     assert len(list(run.glob("eval/valid-1/confusion_matrix_epoch_0_valid.*"))) == 2
-    assert not (run / "confusion_matrix_epoch_0_valid.png").exists()
+    assert not (run / files[1]).exists()
 
 
 def test_the_matplotlib_of_the_process_stays_as_it_was(saved, monkeypatch):
@@ -220,6 +227,7 @@ def test_without_matplotlib_it_is_an_error_before_the_training(monkeypatch):
         SaveConfusionMatrix()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_directory_that_is_gone_is_a_storage_error(scripted, tmp_path):
     class Remove(AbstractHook):
         def after_stream(self):

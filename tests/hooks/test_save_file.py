@@ -23,7 +23,7 @@ def project(tmp_path, monkeypatch):
 def begun(project, digits_config):
     """Train for an epoch with the hook; return the run directory."""
     hooks = [{"SaveFile": {"files": ["labels.txt", "data/tokenizer.json"]}}, {"StopAfter": {"epochs": 1}}]
-    train(create_training(digits_config(hooks), output_dir=project / "run"))
+    train(create_training(digits_config(hooks, batch_size=500), output_dir=project / "run"))
     return project / "run"
 
 
@@ -50,7 +50,7 @@ def test_a_resume_and_an_evaluation_need_only_the_copies(begun, project):
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring, project):
     (project / "tokenizer.json").write_text("{}")
-    run = train_digits(in_docstring(SaveFile)).output_dir
+    run = train_digits(in_docstring(SaveFile), batch_size=500).output_dir
     assert len(list((run / "files").iterdir())) == 2
 
 

@@ -23,13 +23,13 @@ class Look(AbstractHook):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits(in_docstring(SaveLatest))
+    training = train_digits(in_docstring(SaveLatest), batch_size=500)
     assert (training.output_dir / "checkpoints" / "latest" / "model.safetensors").is_file()
     assert len([hook for hook in training.hooks if isinstance(hook, SaveLatest)]) == 1
 
 
 def test_every_run_has_this_hook(train_digits):
-    training = train_digits([])
+    training = train_digits([], batch_size=500)
     assert [type(hook).__name__ for hook in training.hooks] == ["StopAfter", "SaveLatest"]
 
 

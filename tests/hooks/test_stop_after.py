@@ -46,7 +46,7 @@ def train(scripted, numbers):
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits(in_docstring(StopAfter))
+    training = train_digits(in_docstring(StopAfter), batch_size=1500)
     assert training.main_loop.training_epochs_done == 20
     assert training.main_loop.outcome.reason == "20 epochs done (StopAfter epochs: 20)"
 

@@ -63,14 +63,14 @@ def told(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals):
+def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals, epochs, due):
     place = run_often("  - told.Told: {every: 10 updates}", signals, {"told.py": FILE_TRACKER})
     straight, often = told(place / "straight" / "told.jsonl"), told(place / "often" / "told.jsonl")
     assert straight[0] == {"start": True}
-    assert straight[-1] == {"finish": "finished", "reason": "3 epochs done (StopAfter epochs: 3)"}
+    assert straight[-1] == {"finish": "finished", "reason": f"{epochs} epochs done (StopAfter epochs: {epochs})"}
     values = [row for row in straight if "iteration" in row]
-    assert [row["iteration"] for row in values] == [0, 10, 20, 30, 40, 45, 50, 60, 70, 80, 90, 100, 110, 120, 130, 135]
-    assert [row["epoch"] for row in values if row["epoch"] is not None] == [0, 1, 2, 3]
+    assert [row["iteration"] for row in values] == due
+    assert [row["epoch"] for row in values if row["epoch"] is not None] == [*range(epochs + 1)]
     assert merged(often) == merged(straight)
     assert [row["start"] for row in often if "start" in row] == [True, *[False] * len(signals)]
 
@@ -168,8 +168,9 @@ def serving():
 def post(digits_config, tmp_path):
     """Return a training with a tracker that posts to a URL, its directory, and the tracker."""
 
-    def make(url, epochs=3, **arguments):
-        config = digits_config([{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": epochs}}])
+    def make(url, epochs=1, **arguments):
+        hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": epochs}}]
+        config = digits_config(hooks, batch_size=500)  # three updates in an epoch
         directory = tmp_path / "run"
         if directory.exists():
             training = resume_training(directory, [f"hooks.StopAfter.epochs={epochs}"], checkpoint_name="latest")
@@ -189,7 +190,7 @@ def iterations(server):
 def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
     caplog.set_level(logging.INFO)
     with serving() as (server, url):
-        training = post(url)
+        training = post(url, epochs=3)
 
         def after_stream(stream_name):
             epoch = training.main_loop.training_epochs_done
@@ -201,7 +202,7 @@ def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
 
         training.main_loop.change_hooks([*training.main_loop.hooks, Calls(after_stream)])
         train(training)
-    assert iterations(server) == [0, 15, 30, 45]
+    assert iterations(server) == [0, 3, 6, 9]
     assert server.got[-1] == {"finish": "finished"}
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [each for each in warnings if "Post" in each] == [
@@ -227,7 +228,7 @@ def test_a_server_that_hangs_does_not_stop_the_run_and_a_resume_sends_the_rest(p
         server.free.set()
         again = post(url)
         train(again)
-        assert iterations(server)[-4:] == [0, 15, 30, 45]
+        assert iterations(server)[-2:] == [0, 3]
         assert server.got[-1] == {"finish": "finished"}
 
 
@@ -266,14 +267,14 @@ def test_the_sample_gets_no_row_twice_if_a_kill_comes_before_the_note_of_what_wa
     monkeypatch.syspath_prepend("sample_configs/tracker")
     file, run = tmp_path / "rows.jsonl", tmp_path / "run"
     hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"my_tracker.AppendRows": {"file": str(file)}}]
-    train(create_training(digits_config([*hooks, {"StopAfter": {"epochs": 2}}]), output_dir=run))
+    train(create_training(digits_config([*hooks, {"StopAfter": {"epochs": 1}}], batch_size=500), output_dir=run))
     rows = told(file)
-    assert [row["iteration"] for row in rows] == [0, 15, 30]
+    assert [row["iteration"] for row in rows] == [0, 3]
     note = run / "trackers" / "AppendRows.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "last": [0, 0, 0]}))
     file.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"run": "another", "iteration": 99}]))
-    train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
-    assert [row["iteration"] for row in told(file)] == [0, 15, 30, 99, 45]
+    train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
+    assert [row["iteration"] for row in told(file)] == [0, 3, 99, 6]
 
 
 @pytest.mark.parametrize(
@@ -315,9 +316,9 @@ def test_an_error_of_several_lines_is_told_whole_and_on_one_line(post, monkeypat
 def test_a_resume_with_a_tracker_that_is_down_is_a_warning(post, caplog):
     with serving() as (_, url):
         train(post(url))
-    train(post(url, epochs=4, timeout=60))  # nobody listens any more
+    train(post(url, epochs=2, timeout=60))  # nobody listens any more
     assert "Post: the tracker cannot be reached: URLError" in caplog.text
-    assert "the tracker did not take all rows after iteration 45" in caplog.text
+    assert "the tracker did not take all rows after iteration 3" in caplog.text
 
 
 def test_what_hooks_show_is_given_as_objects_of_the_service():
@@ -348,11 +349,11 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path, 
         train(post(url))
         path = tmp_path / "run" / "trackers" / "Post.json"
         written = json.loads(path.read_text())
-        assert written == {"identity": "run", "home": written["home"], "last": [45, 0, 3], "status": "finished"}
+        assert written == {"identity": "run", "home": written["home"], "last": [3, 0, 1], "status": "finished"}
         path.write_text(text)
-        train(post(url, epochs=4))
+        train(post(url, epochs=2))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
-    assert iterations(server) == [0, 15, 30, 45, 0, 15, 30, 45, 60]
+    assert iterations(server) == [0, 3, 0, 3, 6]
 
 
 def test_a_file_that_cannot_be_read_in_time_is_told_and_begins_no_new_run(post, monkeypatch, tmp_path):
@@ -366,8 +367,8 @@ def test_a_file_that_cannot_be_read_in_time_is_told_and_begins_no_new_run(post, 
             with pytest.raises(StorageError, match=r"cannot read .*Post.json: timed out"):
                 train(training)
         assert path.read_text() == before
-        train(post(url, epochs=4))
-    assert iterations(server) == [0, 15, 30, 45, 60]
+        train(post(url, epochs=2))
+    assert iterations(server) == [0, 3, 6]
 
 
 def timing_out(opened, path, file, *arguments, **keywords):
@@ -383,7 +384,7 @@ def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
         second = Post(other, output_dir=tmp_path / "run")
         training.main_loop.change_hooks([*training.main_loop.hooks, second])
         train(training)
-    assert iterations(one) == iterations(two) == [0, 15, 30, 45]
+    assert iterations(one) == iterations(two) == [0, 3]
     assert sorted(path.name for path in (tmp_path / "run" / "trackers").iterdir()) == ["Post-2.json", "Post.json"]
 
 
@@ -398,11 +399,11 @@ def test_a_copy_of_a_run_begins_a_new_run_of_the_tracker_and_a_run_that_was_move
         train(post(url))
         how(tmp_path / "run", tmp_path / "new")
         server.got.clear()
-        training = resume_training(tmp_path / "new", ["hooks.StopAfter.epochs=4"])
+        training = resume_training(tmp_path / "new", ["hooks.StopAfter.epochs=2"])
         hook = Post(url, output_dir=tmp_path / "new")
         training.main_loop.change_hooks([*training.main_loop.hooks, hook])
         train(training)
-    assert iterations(server) == ([60] if is_continued else [0, 15, 30, 45, 60])
+    assert iterations(server) == ([6] if is_continued else [0, 3, 6])
 
 
 def test_a_run_that_is_restored_at_its_place_continues_the_run_of_the_tracker(post, tmp_path):
@@ -411,8 +412,8 @@ def test_a_run_that_is_restored_at_its_place_continues_the_run_of_the_tracker(po
         (tmp_path / "run").rename(tmp_path / "old")
         shutil.copytree(tmp_path / "old", tmp_path / "run", symlinks=True)
         shutil.rmtree(tmp_path / "old")
-        train(post(url, epochs=4))
-    assert iterations(server) == [0, 15, 30, 45, 60]
+        train(post(url, epochs=2))
+    assert iterations(server) == [0, 3, 6]
 
 
 HANGS = """
@@ -436,6 +437,6 @@ class Hangs(AbstractTracker):
 
 def test_a_tracker_that_hangs_does_not_keep_the_process(often_project, emrun):
     place = often_project("  - hangs.Hangs: {timeout: 0.1}", {"hangs.py": HANGS})
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", cwd=place)
+    done = emrun("train", "-q", "config.yaml", "hooks.StopAfter.epochs=1", "--output-dir", "run", cwd=place)
     assert (done.returncode, done.stdout) == (0, "hangs\n")
     assert "Hangs: the tracker did not take all rows; `emrun resume" in done.stderr

@@ -224,7 +224,7 @@ class Records(AbstractHook):
 
 
 def test_what_hooks_record_has_a_column_and_a_resumed_run_has_the_same_bytes(tmp_path, digits_config):
-    hooks = [STATS, {"WriteCSV": {"every": "3 updates"}}, {"StopAfter": {"epochs": 2}}]
+    hooks = [STATS, {"WriteCSV": {"every": "3 updates"}}, {"StopAfter": {"epochs": 1}}]
     for name, ends in (("straight", []), ("resumed", ["hooks.StopAfter.iterations=8"])):
         training = create_training(digits_config(hooks), output_dir=tmp_path / name, overrides=ends)
         training.main_loop.change_hooks([Records(), *training.main_loop.hooks])
@@ -281,8 +281,8 @@ class Losses(AbstractHook):
 
 
 def test_fewer_lines(train_digits):
-    training = train_digits([STATS, {"WriteCSV": {"every": "2 epochs"}}, {"StopAfter": {"epochs": 5}}])
-    assert [row[0] for row in rows(training.output_dir / "training.csv")] == ["epoch_id", "0", "2", "4"]
+    training = train_digits([STATS, {"WriteCSV": {"every": "2 epochs"}}, {"StopAfter": {"epochs": 3}}], batch_size=500)
+    assert [row[0] for row in rows(training.output_dir / "training.csv")] == ["epoch_id", "0", "2"]
 
 
 def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, tmp_path):
@@ -310,11 +310,11 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
 
 
 @pytest.mark.parametrize(
-    ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((14, 16, 21), (False, True)), [(16, False)])
+    ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((7, 9, 12), (False, True)), [(9, False)])
 )
 def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations, skip_zeroth_epoch):
-    hooks = [STATS, {"WriteCSV": {"every": "4 iterations"}}, {"StopAfter": {"epochs": 2}}]
-    config = digits_config(hooks, skip_zeroth_epoch=skip_zeroth_epoch)
+    hooks = [STATS, {"WriteCSV": {"every": "3 iterations"}}, {"StopAfter": {"epochs": 2}}]
+    config = digits_config(hooks, batch_size=200, skip_zeroth_epoch=skip_zeroth_epoch)
     train(create_training(config, output_dir=tmp_path / "straight"))
     directory = tmp_path / "resumed"
     train(create_training(config, output_dir=directory, overrides=[f"hooks.StopAfter.iterations={iterations}"]))
@@ -345,7 +345,7 @@ def test_without_a_zeroth_epoch_the_columns_are_what_hooks_write(tmp_path, digit
     thinned(itertools.product(("deleted", "edited"), (False, True)), [("deleted", True), ("edited", False)]),
 )
 def test_a_file_that_others_have_changed_is_made_again(tmp_path, digits_config, how, is_finished):
-    config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
+    config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}], batch_size=200)
     train(create_training(config, output_dir=tmp_path / "run"))
     path = tmp_path / "run" / "training.csv"
     before = path.read_text()
@@ -364,7 +364,8 @@ def test_a_file_that_others_have_changed_is_made_again(tmp_path, digits_config, 
 
 def test_a_resume_refuses_a_name_of_a_file_that_the_run_has_not_written_and_changes_nothing(tmp_path, digits_config):
     run = tmp_path / "run"
-    train(create_training(digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}]), output_dir=run))
+    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}], batch_size=500)
+    train(create_training(config, output_dir=run))
     (run / "notes.csv").write_text("mine\n")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
     for _ in range(2):
@@ -382,17 +383,18 @@ class Words(AbstractHook):
         epoch_data["train"]["words"] = "many" if epoch_id < 2 else 2
 
 
+@pytest.mark.campaign  # what hooks record has a column after a resume, see above
 def test_what_is_not_a_number_has_its_column_after_a_resume_too(tmp_path, digits_config):
-    for name, epochs in (("straight", 3), ("resumed", 1)):
-        config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": epochs}}])
+    for name, epochs in (("straight", 2), ("resumed", 1)):
+        config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": epochs}}], batch_size=500)
         training = create_training(config, output_dir=tmp_path / name)
         training.main_loop.change_hooks([Words(), *training.main_loop.hooks])
         train(training)
-    again = resume_training(tmp_path / "resumed", ["hooks.StopAfter.epochs=3"])
+    again = resume_training(tmp_path / "resumed", ["hooks.StopAfter.epochs=2"])
     again.main_loop.change_hooks([Words(), *again.main_loop.hooks])
     train(again)
     header, *lines = rows(tmp_path / "resumed" / "training.csv")
-    assert [line[header.index("train_words")] for line in lines] == ["", "", "2", "2"]
+    assert [line[header.index("train_words")] for line in lines] == ["", "", "2"]
     assert rows(tmp_path / "straight" / "training.csv") == [header, *lines]
 
 
@@ -413,7 +415,7 @@ def test_a_second_session_has_the_rows_of_the_first(tmp_path, scripted, numbers,
 def test_a_file_that_cannot_be_written_is_a_warning_and_the_next_start_completes_it(
     tmp_path, digits_config, caplog, blocked
 ):
-    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}])
+    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}], batch_size=500)
     training = create_training(config, output_dir=tmp_path / "run")
     path = tmp_path / "run" / "training.csv"
 
@@ -448,7 +450,7 @@ def test_columns_that_would_have_the_same_name_have_slashes(tmp_path):
 
 
 def test_a_resume_with_other_arguments_makes_the_file_again(tmp_path, digits_config):
-    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}])
+    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}], batch_size=500)
     train(create_training(config, output_dir=tmp_path / "run"))
     changed = ["hooks.WriteCSV.delimiter=;", "hooks.StopAfter.epochs=2"]
     train(resume_training(tmp_path / "run", overrides=changed))

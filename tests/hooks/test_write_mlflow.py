@@ -9,23 +9,23 @@ import sys
 import threading
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from campaign import thinned
 from conftest import Warm
 from sweeps import statuses, trials, write_project
 
-from emrun.base.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import counted
 from emrun.hooks import AbstractTracker, WriteMLflow
 from emrun.hooks.write_mlflow import _key
-from emrun.record.facts import Facts
 
 
 @pytest.fixture(scope="module")
 def warm(warm):
     """Let `emrun` run where MLflow is imported already."""
-    process = Warm("mlflow", "mlflow.tracking", parent=warm)
+    process = Warm("mlflow", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", parent=warm)
     yield process
     process.close()
 
@@ -61,7 +61,7 @@ def address_of(process, log):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", ["database", pytest.param("server", marks=pytest.mark.campaign)], indirect=True)
 @pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals):
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals, epochs):
     uri, database = store
     run_often(f"  - WriteMLflow: {{uri: '{uri}', experiment: one, tags: {{who: me}}, every: 10 updates}}", signals)
     with closing(sqlite3.connect(database)) as found:
@@ -72,12 +72,16 @@ def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, sto
         for name, run in runs.items():
             tags, params = (dict(found.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", [run]))
                             for table in ("tags", "params"))  # fmt: skip
-            assert (tags["who"], tags["reason"]) == ("me", "3 epochs done (StopAfter epochs: 3)")
+            assert (tags["who"], tags["reason"]) == (
+                "me",
+                f"{counted(epochs, 'epoch')} done (StopAfter epochs: {epochs})",
+            )
             assert params["model.optimizer.lr"] == "0.5"
             points[name] = points_of(found, run)
     assert points["straight"] == points["often"]
     steps = {key: [step for name, step, *_ in points["often"] if name == key] for key in ("valid/loss", "steps/loss")}
-    assert steps == {"valid/loss": [0, 45, 90, 135], "steps/loss": list(range(10, 136, 10))}
+    end = 45 * epochs + 1
+    assert steps == {"valid/loss": [*range(0, end, 45)], "steps/loss": [*range(10, end, 10)]}
 
 
 def points_of(database, run):
@@ -116,19 +120,42 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     assert caught.value.argument == argument
 
 
-@pytest.mark.parametrize(("name", "key"), [
-    ("valid/f1/+", "valid/f1/_x2b"), ("valid/f1/=", "valid/f1/_x3d"), ("valid/f1/.", "valid/f1/_x2e"),
-    ("train/gradient_norm(bias)", "train/gradient_norm_bias_"), ("valid/loss", "valid/loss"), ("a.b/c d", "a.b/c d"),
-    ("../x", "_x2e_x2e/x"),
-])  # fmt: skip
-def test_names_that_mlflow_does_not_allow_stay_apart(name, key):
-    from mlflow.utils.validation import _validate_metric_name
-
-    assert _key(name) == key
-    _validate_metric_name(key)
+KEYS = {
+    "valid/f1/+": "valid/f1/_x2b", "valid/f1/=": "valid/f1/_x3d", "valid/f1/.": "valid/f1/_x2e",
+    "train/gradient_norm(bias)": "train/gradient_norm_bias_", "valid/loss": "valid/loss", "a.b/c d": "a.b/c d",
+    "../x": "_x2e_x2e/x",
+}  # fmt: skip
 
 
-def test_a_server_of_something_else_is_an_error(monkeypatch):
+@pytest.fixture
+def with_mlflow(warm, tmp_path):
+    """Run code where MLflow is imported already: its import takes longer than a test."""
+
+    def run(code, *arguments):
+        (tmp_path / "code.py").write_text(code)
+        return warm.run([str(tmp_path / "code.py"), *arguments], tmp_path, timeout=60)
+
+    return run
+
+
+def test_names_that_mlflow_does_not_allow_stay_apart(with_mlflow):
+    assert {name: _key(name) for name in KEYS} == KEYS
+    code = "import sys; from mlflow.utils.validation import _validate_metric_name as validate\n"
+    done = with_mlflow(f"{code}for name in sys.argv[1:]: validate(name)", *KEYS.values())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Invalid value" in with_mlflow(f"{code}validate(sys.argv[1])", "valid/f1/+").stderr
+
+
+BEGINS = """
+import sys
+from emrun.hooks import WriteMLflow
+from emrun.record.facts import Facts
+
+WriteMLflow(uri=sys.argv[1]).begin(Facts("run", {}, "", None, None, ""), None)
+"""
+
+
+def test_a_server_of_something_else_is_an_error(monkeypatch, with_mlflow):
     class Nothing(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -143,10 +170,11 @@ def test_a_server_of_something_else_is_an_error(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        hook = WriteMLflow(uri=f"http://127.0.0.1:{server.server_port}")
-        with pytest.raises(HookError, match="has given no run; is this the address of an MLflow server"):
-            hook.begin(Facts("run", {}, "", None, None, ""), None)
+        done = with_mlflow(BEGINS, f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
+    assert done.returncode == 1
+    assert "HookError: " in done.stderr
+    assert "has given no run; is this the address of an MLflow server" in done.stderr
 
 
 def test_one_process_at_a_time_makes_the_tables_of_a_database(tmp_path, monkeypatch):
@@ -164,7 +192,8 @@ def test_one_process_at_a_time_makes_the_tables_of_a_database(tmp_path, monkeypa
             os.close(descriptor)
             makes.append(self.uri)
 
-    monkeypatch.setattr("mlflow.tracking.MlflowClient", Client)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))  # whose import takes longer than the test
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Client))
     monkeypatch.setattr(AbstractTracker, "before_training", lambda self: begins.append(len(makes)))
     hook = WriteMLflow(uri=f"sqlite:///{tmp_path}/runs.db")
     hook.main_loop = SimpleNamespace(evaluating=False)

@@ -71,7 +71,7 @@ def test_the_tables_have_the_epochs_the_statistics_and_the_steps(run_with, in_do
 
 
 def test_nan_is_null_and_what_is_not_a_number_is_left_out(run_with):
-    run, _ = run_with(STATS, "WriteSQLite", more=[NotANumber()], epochs=1)
+    run, _ = run_with(STATS, "WriteSQLite", more=[NotANumber()], epochs=1, batch_size=500)
     found = query(run, "SELECT variable, aggregation, value FROM epoch_values WHERE epoch = 1 AND stream = 'valid'")
     assert [row for row in found if row[0] != "loss"] == [
         ("odd", "nan", None),
@@ -111,7 +111,7 @@ class Locks(AbstractHook):
 
 def test_rows_that_a_lock_keeps_waiting_are_written_later(run_with, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("emrun.hooks.write_sqlite._WAIT", 0.01)
-    run, _ = run_with(STATS, "WriteSQLite", more=[Locks(tmp_path / "run" / "metrics.sqlite")])
+    run, _ = run_with(STATS, "WriteSQLite", more=[Locks(tmp_path / "run" / "metrics.sqlite")], batch_size=500)
     assert "another program locks" in caplog.text
     assert query(run, "SELECT epoch FROM epochs") == [(0,), (1,), (2,)]
     assert query(run, "SELECT count(*) FROM epoch_values WHERE epoch = 1") == [(5,)]
@@ -127,9 +127,9 @@ def change(path, how):
         database.execute("DELETE FROM epoch_values WHERE epoch = 2 AND stream = 'valid'")
 
 
-@pytest.mark.parametrize("how", ["rows", "not a database"])
+@pytest.mark.parametrize("how", thinned(["rows", "not a database"], ["rows"]))
 def test_a_resume_makes_the_rows_again_whatever_others_have_done_to_the_database(run_with, how):
-    run, _ = run_with(STATS, "WriteSQLite")
+    run, _ = run_with(STATS, "WriteSQLite", batch_size=500)
     before = query(run, "SELECT * FROM epoch_values")
     change(run / "metrics.sqlite", how)
     train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
@@ -157,7 +157,7 @@ os._exit(0)
 
 @pytest.mark.parametrize(("mode", "journal"), thinned([("delete", "journal"), ("wal", "wal")], [("wal", "wal")]))
 def test_no_journal_of_the_old_database_is_applied_to_the_new_one(run_with, mode, journal):
-    run, _ = run_with(STATS, "WriteSQLite")
+    run, _ = run_with(STATS, "WriteSQLite", batch_size=500)
     before = query(run, "SELECT * FROM epoch_values")
     subprocess.run([sys.executable, "-c", KILLED, run / "metrics.sqlite", mode], check=True)
     assert (run / f"metrics.sqlite-{journal}").stat().st_size > 0

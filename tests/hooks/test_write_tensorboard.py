@@ -68,15 +68,15 @@ def test_the_points_are_the_statistics_and_the_means_between_epochs(run_with):
 
 
 def test_the_last_step_of_the_run_is_written_if_it_is_due(run_with):
-    run, _ = run_with(STATS, {"WriteTensorBoard": {"every": "15 updates"}})
-    assert [step for step, _ in points(run, "steps/loss")] == [15, 30]
+    run, _ = run_with(STATS, {"WriteTensorBoard": {"every": "3 updates"}}, batch_size=500)
+    assert [step for step, _ in points(run, "steps/loss")] == [3, 6]
 
 
 def test_what_hooks_show_is_written_wherever_they_stand(run_with):
-    run, _ = run_with(STATS, "WriteTensorBoard", more=[Shows()])
+    run, _ = run_with(STATS, "WriteTensorBoard", more=[Shows()], batch_size=500)
     events = read(run)
     pictures = events.Images("look/picture")
-    assert [(each.step, each.width, each.height) for each in pictures] == [(0, 7, 5), (15, 7, 5), (30, 7, 5)]
+    assert [(each.step, each.width, each.height) for each in pictures] == [(0, 7, 5), (3, 7, 5), (6, 7, 5)]
     assert pictures[1].encoded_image_string == png(np.full((5, 7, 3), 1, dtype=np.uint8))
     texts = [each.tensor_proto.string_val[0].decode() for each in events.Tensors("look/text/text_summary")]
     assert texts == ["**epoch** 0", "**epoch** 1", "**epoch** 2"]
@@ -85,7 +85,7 @@ def test_what_hooks_show_is_written_wherever_they_stand(run_with):
 
 
 def test_the_config_and_the_metrics_are_on_the_page_of_hyperparameters(run_with):
-    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1)
+    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1, batch_size=500)
     again = resume_training(run, ["hooks.StopAfter.epochs=2"])
     train(again)
     metadata = read(run).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
@@ -96,21 +96,15 @@ def test_the_config_and_the_metrics_are_on_the_page_of_hyperparameters(run_with)
     assert "- seed: `0`" in text.tensor_proto.string_val[0].decode()
 
 
-def test_points_that_a_file_has_lost_are_made_again(run_with):
-    run, _ = run_with(STATS, "WriteTensorBoard", epochs=2)
-    (file,) = (run / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-20])
-    train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
-    assert [step for step, _ in points(run, "train/loss")] == [0, 15, 30, 45]
-    assert [step for step, _ in points(run, "valid/loss/std")] == [0, 15, 30, 45]  # one was the end of the file
-
-
-def test_a_resume_writes_to_a_file_of_a_new_name_and_removes_the_old_one(run_with):
-    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1)
+def test_a_resume_makes_the_points_that_a_file_has_lost_again_in_a_file_of_a_new_name_and_removes_the_old_one(run_with):
+    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1, batch_size=500)
     (old,) = (run / "tensorboard").iterdir()
+    old.write_bytes(old.read_bytes()[:-20])
     train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
     (new,) = (run / "tensorboard").iterdir()
     assert new.name > old.name
+    assert [step for step, _ in points(run, "train/loss")] == [0, 3, 6]
+    assert [step for step, _ in points(run, "valid/loss/std")] == [0, 3, 6]  # one was the end of the file
 
 
 def test_a_directory_that_exists_is_an_error(tmp_path):
@@ -137,9 +131,9 @@ def test_a_value_that_is_not_a_number_follows_the_policy(run_with, caplog, polic
     hooks = STATS, {"WriteTensorBoard": {"on_unknown_type": policy}}
     if policy == "error":
         with pytest.raises(HookError, match="valid/words is str, not a number; to leave it out, set on_unknown_type"):
-            run_with(*hooks, more=[Writes()])
+            run_with(*hooks, more=[Writes()], batch_size=500)
         return
-    run_with(*hooks, more=[Writes()])
+    run_with(*hooks, more=[Writes()], epochs=1, batch_size=500)
     warnings = [each.getMessage() for each in caplog.records if "words" in each.getMessage()]
     assert warnings == ["WriteTensorBoard: valid/words is str, not a number; it is left out"] * (policy == "warn")
 

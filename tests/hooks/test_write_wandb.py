@@ -6,28 +6,36 @@ import struct
 import pytest
 from campaign import thinned
 from conftest import Warm
+from training.resuming import SEND
 
 from emrun.base.errors import ArgumentError
 from emrun.hooks import WriteWandb
 
-DUE = [0, *range(10, 136, 10), 45, 135]
-
 
 @pytest.fixture(scope="module")
 def warm(warm):
-    """Let `emrun` run where W&B is imported already."""
-    process = Warm("wandb", parent=warm)
+    """Let `emrun` run where W&B is imported already, and what it imports when a run begins."""
+    process = Warm("wandb", "requests", "yaml", parent=warm)
     yield process
     process.close()
 
 
+SEND_WITHOUT_LAUNCH = f"""{SEND}
+import sys
+
+sys.modules["wandb.sdk.launch"] = None
+"""
+"""W&B asks its launch jobs for inputs, whose import takes three seconds, and goes on without it."""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals):
-    place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", signals)
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals, due):
+    files = {"send.py": SEND_WITHOUT_LAUNCH}
+    place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", signals, files)
     straight, often = history(place / "straight"), history(place / "often")
     assert sorted(often) == sorted(straight)
-    assert sorted(step for step, _ in straight) == sorted(DUE)
+    assert sorted(step for step, _ in straight) == due
     values = dict(straight)
     assert {"valid/loss", "valid/loss/std", "train/learning_rate"} <= json.loads(values[45]).keys()
 

@@ -109,5 +109,5 @@ def test_values_of_the_environment_are_not_read(differences, monkeypatch):
 
 
 def test_no_more_than_a_thousand_differences_are_collected(differences):
-    many = "".join(f"  key{number}: 1\n" for number in range(1_200))
+    many = "".join(f"  key{number}: 1\n" for number in range(1_010))
     assert len(differences(BASE, changed("vars: {width: 32}\n", f"vars:\n  width: 32\n{many}"))) == 1_000

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from storage.committing import tree
 
 from emrun.base.errors import RunInUse, StorageError, UsageError
@@ -199,24 +200,28 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_directory_in_which_something_else_lies_is_refused_with_its_name(directory, name):
-    path = directory / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith("/"):
-        path.mkdir()
-    else:
-        path.write_text("mine")
-    before = tree(directory)
-    removal = Removal.of(StoredRun(directory), "runs")
-    shown = next(each for each in (path, *path.parents) if each in removal.others).relative_to(directory)
-    assert f"has 1 name that the run does not write: {shown}; move or delete what is yours" in removal.refusal()
-    with pytest.raises(UsageError, match="nothing was removed: "):
-        removal.carry_out()
-    assert tree(directory) == before
+def test_a_directory_in_which_something_else_lies_is_refused_with_its_name(directory):
+    for number, name in enumerate(OTHERS):
+        copy = shutil.copytree(directory, directory.with_name(f"copy-{number}"), symlinks=True)
+        path = copy / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        else:
+            path.write_text("mine")
+        before = tree(copy)
+        removal = Removal.of(StoredRun(copy), "runs")
+        shown = next(each for each in (path, *path.parents) if each in removal.others).relative_to(copy)
+        assert f"has 1 name that the run does not write: {shown}; move or delete what is yours" in removal.refusal()
+        with pytest.raises(UsageError, match="nothing was removed: "):
+            removal.carry_out()
+        assert tree(copy) == before
 
 
-@pytest.mark.parametrize("name", ["link", "checkpoints/mine", "training.csv", "tensorboard", "tensorboard/x", "eval"])
+NAMES = ["link", "checkpoints/mine", "training.csv", "tensorboard", "tensorboard/x", "eval"]
+
+
+@pytest.mark.parametrize("name", thinned(NAMES, ["checkpoints/mine", "training.csv", "tensorboard"]))
 def test_a_link_or_a_pipe_is_something_else_and_what_it_leads_to_stays(directory, tmp_path, name):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "kept").write_text("kept")
@@ -310,7 +315,7 @@ def test_a_checkpoint_whose_manifest_cannot_be_read_in_time_is_not_removed_in_pa
     assert len(list(directory.glob("checkpoints/it-*/*"))) == 8
 
 
-@pytest.mark.parametrize("names", [["../kept"], ["/"], ["out/"], ["*"], [".."], [""]])
+@pytest.mark.parametrize("names", thinned([["../kept"], ["/"], ["out/"], ["*"], [".."], [""]], [["../kept"], ["out/"]]))
 def test_declared_names_do_not_lead_out_of_the_directory(make_run, tmp_path, names):
     (tmp_path / "log" / "kept").mkdir(parents=True)
     (tmp_path / "log" / "kept" / "x").write_text("")

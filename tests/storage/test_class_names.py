@@ -38,6 +38,7 @@ def config(pictures):
             "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
             "optimizer": {"class": "SGD", "lr": 0.1},
         },
+        "main_loop": {"report": False},
         "hooks": [{"StopAfter": {"epochs": 1}}],
     }
 
@@ -125,11 +126,12 @@ def test_the_names_travel_with_the_weights_and_a_run_that_begins_with_others_is_
     assert "other classes" not in caplog.text
 
 
+@pytest.mark.campaign  # code/test_first_batches.py has what is compared
 def test_a_resume_says_which_sources_have_changed(pictures, tmp_path, caplog):
     shutil.copytree(pictures, tmp_path / "valid")
     content = config(pictures)
     content["dataset"]["valid"] = str(tmp_path / "valid")
-    content["main_loop"] = {"extra_streams": ["valid"]}
+    content["main_loop"]["extra_streams"] = ["valid"]
     train(create_training(content, output_dir=tmp_path / "run"))
     (tmp_path / "valid" / "bee" / "0.png").write_bytes((tmp_path / "valid" / "cat" / "0.png").read_bytes())
     train(resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=2"]))

@@ -455,7 +455,7 @@ def test_many_short_passes_under_stress_equal_those_without_a_thread(buffer, epo
     def epochs(buffer):
         found = []
         stream = wrapped(make(buffer > 0), buffer, epoch_size, seed=9)
-        for number in range(120):
+        for number in range(60):
             with stream:
                 if number % 5 == 3:
                     found.append(list(itertools.islice(stream, 2)))

@@ -1,17 +1,17 @@
 """A fresh process evaluates a checkpoint as the training has done, or the row names the statistic."""
 
 import pytest
+from campaign import thinned
 from faulty_models import FRESH, LOADED, row_of, rows_of
 
+RESULTS = [
+    ("same", "checkpoint latest, 1 statistic to the last bit", ("same", None, "")),
+    ("differs", "checkpoint latest, valid/loss: 1 recorded, 2 now", ("differs", "valid/loss", "all")),
+    ("left out", "no statistic was recorded", ("not applicable", None, "all")),
+]
 
-@pytest.mark.parametrize(
-    ("result", "text", "expected"),
-    [
-        ("same", "checkpoint latest, 1 statistic to the last bit", ("same", None, "")),
-        ("differs", "checkpoint latest, valid/loss: 1 recorded, 2 now", ("differs", "valid/loss", "all")),
-        ("left out", "no statistic was recorded", ("not applicable", None, "all")),
-    ],
-)
+
+@pytest.mark.parametrize(("result", "text", "expected"), thinned(RESULTS, RESULTS[:2]))
 def test_the_row_is_what_the_comparison_has_found(monkeypatch, result, text, expected):
     """Without the new process, which imports PyTorch: the comparison is that of `emrun verify-run`."""
     monkeypatch.setattr("emrun.diagnosis.numerics.fresh.evaluated", lambda run, *others: (result, text, {}))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from storage.committing import FILES, commit_at, give_names, links_in, names_in, save, sealed
 
 from emrun.base.errors import StateError, StorageError, exit_status
@@ -158,8 +159,13 @@ def test_a_save_that_raises_leaves_nothing_behind_and_the_older_checkpoint_untou
     assert verify(find(root, "latest")).iteration == 1
 
 
-@pytest.mark.parametrize(("code", "message"), [(errno.ENOSPC, "the disk is full"), (errno.EIO, "Input/output error")])
-@pytest.mark.parametrize("function", ["fsync", "rename", "symlink"])
+FULL, BROKEN = (errno.ENOSPC, "the disk is full"), (errno.EIO, "Input/output error")
+FAILURES = [(function, *error) for function in ("fsync", "rename", "symlink") for error in (FULL, BROKEN)]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"), thinned(FAILURES, [("fsync", *FULL), ("rename", *BROKEN), ("symlink", *FULL)])
+)
 def test_a_commit_that_fails_at_any_step_leaves_the_old_or_the_new_checkpoint(
     tmp_path, monkeypatch, function, code, message
 ):
@@ -250,10 +256,10 @@ checkpoint.commit(root, save, epoch=0, iteration=iteration, names=['latest'])
 """
 
 
-@pytest.mark.parametrize(
-    ("function", "nth"),
-    [("fsync", 1), ("fsync", 3), ("rename", 1), ("symlink", 1), ("rename", 2), ("rename", 3), ("rmtree", 3)],
-)
+MOMENTS = [("fsync", 1), ("fsync", 3), ("rename", 1), ("symlink", 1), ("rename", 2), ("rename", 3), ("rmtree", 3)]
+
+
+@pytest.mark.parametrize(("function", "nth"), thinned(MOMENTS, [("fsync", 3), ("rename", 2), ("rmtree", 3)]))
 def test_a_process_that_is_killed_leaves_a_complete_checkpoint_and_its_leftovers_are_deleted(root, function, nth):
     commit_at(root, 1, "latest")
     child = subprocess.run([sys.executable, "-c", KILLED, root, "2", function, str(nth)], check=False, timeout=60)

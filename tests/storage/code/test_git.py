@@ -102,9 +102,12 @@ def test_settings_of_the_environment_count(repository, monkeypatch):
     assert ask(repository.place, "config", "user.name") == b"from the environment\n"
 
 
-def test_large_files_are_only_named(repository):
+def test_large_files_are_only_named(repository, monkeypatch):
+    size, *others = asking._SETTINGS
+    assert size == "core.bigFileThreshold=50m"
+    monkeypatch.setattr(asking, "_SETTINGS", (size.replace("50m", "1m"), *others))  # of which git reads less
     with (repository.place / "code.py").open("w") as file:
-        file.write("a = 1\n" * 9_000_000)
+        file.write("a = 1\n" * 180_000)
     assert b"Binary files a/code.py and b/code.py differ" in ask(repository.place, "diff", "HEAD")
 
 
