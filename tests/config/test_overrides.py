@@ -3,6 +3,7 @@
 import shlex
 
 import pytest
+from campaign import thinned
 from config.problems import problem_of
 from hypothesis import given, settings, strategies as st
 
@@ -310,16 +311,21 @@ VALUES = st.sampled_from(["", "1", "[1]", "{x: 1}", "{class: A}", "{0: 1}", "nul
 PATHS = st.lists(PARTS, max_size=4).map(".".join)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None)
-@given(st.lists(st.one_of(PATHS.map("~".__add__), st.tuples(PATHS, VALUES).map("=".join)), max_size=5))
-def test_any_overrides_give_a_config_or_a_config_error(overrides):
+@pytest.mark.parametrize("count", thinned([20, 200], [20]))
+def test_any_overrides_give_a_config_or_a_config_error(count):
     text = "a: {x: [1, {y: 2}], class: B}\nb: [1, 2]\nhooks: [A, {StopAfter: {x: 1}}, A, 3]"
-    try:
-        config = override(parse(text, "c.yaml"), overrides)
-    except ConfigError as error:
-        assert error.problems[0].position.source.startswith("override")
-    else:
-        dump(config)
+
+    @settings(max_examples=count, derandomize=True, deadline=None, database=None)
+    @given(st.lists(st.one_of(PATHS.map("~".__add__), st.tuples(PATHS, VALUES).map("=".join)), max_size=5))
+    def check(overrides):
+        try:
+            config = override(parse(text, "c.yaml"), overrides)
+        except ConfigError as error:
+            assert error.problems[0].position.source.startswith("override")
+        else:
+            dump(config)
+
+    check()
 
 
 @pytest.mark.parametrize(
