@@ -263,7 +263,7 @@ def test_the_same_alias_may_be_used_many_times():
 @pytest.mark.parametrize("opening, closing", [("[", "]"), ("{a: ", "}")])
 def test_nesting_has_a_limit(opening, closing):
     parse(opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1), "c.yaml")
-    problem = problem_of(opening * 3000)
+    problem = problem_of(opening * 1000)
     assert f"nested more than {MAX_DEPTH} levels deep" in problem.message
     assert problem.position.column > len(opening) * (MAX_DEPTH - 1)
 
