@@ -130,11 +130,11 @@ def test_later_iterations_are_thinned(loop, every, expected):
     assert set(found[found > 10**6] % (100 * every)) == {0}
 
 
-@pytest.mark.parametrize("iterations", [100_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("iterations", [30_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
 def test_the_file_of_a_million_iterations_is_small(loop, iterations, monkeypatch):
     """With float32 losses and gradient norms, and learning rates of two groups that change at every step.
 
-    A tenth of the iterations, thinned ten times earlier, makes a tenth of the file.
+    With fewer iterations, as much earlier thinned, the file is as much smaller.
     """
     monkeypatch.setattr(steps_module, "THINNING", ((iterations // 10, 1), (iterations, 10)))
     values = torch.rand(iterations * 19 // 100, generator=torch.Generator().manual_seed(0))

@@ -133,7 +133,7 @@ def test_a_training_step_never_reads_a_value_from_the_device():
         scheduler=scheduler,
         device="meta",
     )
-    loop = MainLoop(model, Digits(flat=True), [StopAfter(epochs=1)], extra_streams=["valid"])
+    loop = MainLoop(model, Digits(flat=True, batch_size=300), [StopAfter(epochs=1)], extra_streams=["valid"])
     assert loop.run_training().status == "finished"
 
 

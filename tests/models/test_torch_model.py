@@ -33,7 +33,7 @@ from emrun.streams.stream import StreamWrapper
 
 # --- the raw loop -----------------------------------------------------------------------------------------------------
 
-ITERATIONS = 200
+ITERATIONS = 80
 
 
 class Classifier(nn.Module):

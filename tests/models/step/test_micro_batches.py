@@ -7,7 +7,7 @@ import pytest
 import torch
 from campaign import thinned
 from doubles import SGD, Affine, Push, Record, Streams, run
-from in_ranks import in_ranks
+from in_ranks import all_in_ranks
 from torch import nn
 from windows import Net, batches, weights
 
@@ -305,10 +305,11 @@ def on_rank(size):
 
 
 def test_each_rank_finds_its_own_size():
-    (first, one), (second, other) = in_ranks(2, on_rank, "auto")
+    found = all_in_ranks(2, {"auto": lambda: on_rank("auto"), "whole": lambda: on_rank(None)})
+    (first, one), (second, other) = found["auto"]
     assert first == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
     assert second == [8, 8]
-    assert one == other == pytest.approx(in_ranks(2, on_rank, None)[0][1])
+    assert one == other == pytest.approx(found["whole"][0][1])
 
 
 def test_not_even_one_example():
