@@ -264,6 +264,7 @@ def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later
     assert json.loads((tmp_path / "fresh" / CLASSES).read_text()) == fresh.dataset.classes_names()
 
 
+@pytest.mark.parametrize("make", thinned(["csv", "parquet"], ["csv"]), indirect=True)
 def test_categories_that_a_resume_adds_lie_in_the_run_too(make, tmp_path, monkeypatch):
     make()
     (tmp_path / "sum_of_ages.py").write_text(

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import socket
 import sys
 
@@ -36,21 +37,28 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Write the rows in each format, and go there."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Write the rows in each format."""
+    place = tmp_path_factory.mktemp("written")
     rows = [dict(zip(COLUMNS, values, strict=True)) for values in zip(*COLUMNS.values(), strict=True)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    (tmp_path / "rows.csv").write_text("id,x,text\n" + "".join(f"{r['id']},{r['x']},{r['text']}\n" for r in rows))
-    pq.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "rows.json").write_text(json.dumps(rows))
+    (place / "rows.csv").write_text("id,x,text\n" + "".join(f"{r['id']},{r['x']},{r['text']}\n" for r in rows))
+    pq.write_table(pa.table(COLUMNS), place / "rows.parquet")
     whole = library.Dataset.from_dict(COLUMNS)
-    whole.save_to_disk(str(tmp_path / "saved"))
+    whole.save_to_disk(str(place / "saved"))
     splits = {"train": whole, "validation": whole.select(range(5)), "test": whole.select(range(3))}
-    library.DatasetDict(splits).save_to_disk(str(tmp_path / "splits"))
-    (tmp_path / "rows.arrow").write_bytes(next((tmp_path / "saved").glob("*.arrow")).read_bytes())
-    return tmp_path
+    library.DatasetDict(splits).save_to_disk(str(place / "splits"))
+    (place / "rows.arrow").write_bytes(next((place / "saved").glob("*.arrow")).read_bytes())
+    return place
+
+
+@pytest.fixture
+def project(written, tmp_path, monkeypatch):
+    """Go to a copy of the rows in each format."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(written, tmp_path, dirs_exist_ok=True)
 
 
 def rows_of(path, **arguments):

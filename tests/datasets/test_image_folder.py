@@ -319,7 +319,7 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring
             folder.mkdir(parents=True)
             for index in range(20):
                 Image.fromarray(pixels(index) // 4 + np.uint8(level)).save(folder / f"{index}.png")
-    last = train_docstring(ImageFolder, "image", "label", 64, 2, epochs=20, lr=0.1)[-1]
+    last = train_docstring(ImageFolder, "image", "label", 64, 2, epochs=6, lr=0.1)[-1]
     assert last["valid"]["accuracy"]["mean"] > 0.9
 
 
