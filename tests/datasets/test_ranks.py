@@ -22,7 +22,7 @@ CONFIGS = ("majority.yaml", "digits_mlp.yaml", "mixed.yaml", *(
 ))  # fmt: skip
 
 CASES = [
-    *thinned([(config, 0) for config in CONFIGS], [("table/config.yaml", 0), ("tar_shards/config.yaml", 0)]),
+    *thinned([(config, 0) for config in CONFIGS], [("table/config.yaml", 0), ("token_windows/config.yaml", 0)]),
     ("mixed.yaml", 1),
 ]
 

@@ -185,7 +185,7 @@ LEAVES_PASSES = [kind for kind in FOUND if kind != "stateful loader with workers
 
 
 @pytest.mark.parametrize(
-    "kind", thinned(LEAVES_PASSES, [*LEAVES_PASSES[::2], "loader with workers", "stateful loader"])
+    "kind", thinned(LEAVES_PASSES, ["map-style", "sampler of its own", "loader", "stateful loader"])
 )
 def test_a_training_stream_is_the_same_however_it_is_read(kind, check_training_stream):
     seeded = kind != "by epoch"

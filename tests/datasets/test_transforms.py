@@ -124,18 +124,19 @@ def test_pictures_and_masks_are_turned_together_for_every_reader(masks, monkeypa
 
     make = masked(kind, masks)
     steps = v2.Compose([v2.RandomRotation(30, fill={tv_tensors.Mask: 255, "others": 0}), v2.ColorJitter(0.3)])
+    expected = []
+    for row in range(12):
+        pixels, mask = (np.asarray(Image.open(masks / each / f"{row:02}.png")) for each in ("images", "masks"))
+        values = {
+            "image": tv_tensors.Image(pixels.transpose(2, 0, 1).copy()),
+            "mask": tv_tensors.Mask(mask.copy()),
+        }
+        torch.manual_seed(StreamContext("train", seed=3, epoch=2).seed_for(row) % 2**63)
+        expected.append(steps(values))
     for read_by, threads in READERS:
         monkeypatch.setitem(os.environ, "EMRUN_THREADS", threads)
-        ctx = StreamContext("train", seed=3, epoch=2, read_by=read_by)
-        found = made(make(), ctx)
-        for row in range(12):
-            pixels, mask = (np.asarray(Image.open(masks / each / f"{row:02}.png")) for each in ("images", "masks"))
-            values = {
-                "image": tv_tensors.Image(pixels.transpose(2, 0, 1).copy()),
-                "mask": tv_tensors.Mask(mask.copy()),
-            }
-            torch.manual_seed(ctx.seed_for(row) % 2**63)
-            values = steps(values)
+        found = made(make(), StreamContext("train", seed=3, epoch=2, read_by=read_by))
+        for row, values in enumerate(expected):
             np.testing.assert_array_equal(found["image"][row], values["image"].numpy())
             np.testing.assert_array_equal(found["mask"][row], values["mask"].numpy())
     for rank in (0, 1):
