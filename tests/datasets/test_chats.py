@@ -258,7 +258,8 @@ def dies(name):
     training.main_loop.run_training()
 
 
-@pytest.mark.parametrize(("kind", "workers"), thinned([("chat", 1), ("text_classification", 0)], [("chat", 1)]))
+@pytest.mark.campaign
+@pytest.mark.parametrize(("kind", "workers"), [("chat", 1), ("text_classification", 0)])
 def test_a_run_of_a_base_that_is_killed_ends_with_the_same_bits(project, kind, workers):
     rows = [{"text": said(), "label": "ab"[row % 2]} for row in range(40)]
     (project / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -375,7 +375,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("form", "dtype"), [*((form, "float32") for form in LOSSES), ("one", "uint8")])
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    thinned([*((form, "float32") for form in LOSSES), ("one", "uint8")], [("one", "uint8"), ("several", "float32")]),
+)
 def test_a_picture_is_not_taken_for_classes_and_what_is_said_works(root, form, dtype):
     shard("all.tar")
     wrong = config(

@@ -71,7 +71,7 @@ def made(dataset, ctx):
     return {name: np.concatenate([batch[name] for batch in batches])[order] for name in batches[0]}
 
 
-@pytest.mark.parametrize(("read_by", "threads"), thinned(READERS, [("loop", "1"), ("thread", "4")]))
+@pytest.mark.parametrize(("read_by", "threads"), thinned(READERS, [("thread", "4")]))
 def test_the_bytes_are_those_of_the_transforms_called_by_hand_for_every_reader(pictures, monkeypatch, read_by, threads):
     monkeypatch.setitem(os.environ, "EMRUN_THREADS", threads)
     dataset = ImageFolder(pictures, augment=AUGMENT, batch_size=5, dtype="uint8")
@@ -118,7 +118,8 @@ def masks(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", thinned(["Pictures", "TarShards"], ["Pictures"]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["Pictures", "TarShards"])
 def test_pictures_and_masks_are_turned_together_for_every_reader(masks, monkeypatch, kind, check_training_stream):
     from torchvision import tv_tensors
     from torchvision.transforms import v2

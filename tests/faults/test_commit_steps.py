@@ -85,6 +85,7 @@ def straight(small, tmp_path_factory):
     return small.result(directory), int(count.read_text())
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a step of a commit fails: killed before or after it, ENOSPC, EIO, EACCES")
 @pytest.mark.parametrize("how", thinned(HOW, ["kill"]))

@@ -216,6 +216,7 @@ def one_edit(name, generator):
     return name[:at] + ("", letter + name[at], letter)[kind] + name[at + 1 :]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("edits", "step", "least"), [(1, 8, 35), pytest.param(6, 1, 420, marks=pytest.mark.campaign)])
 def test_a_misspelt_name_is_reported_at_its_line_and_nearly_always_with_the_right_one(edits, step, least):
     """Each edit of a name leaves out, adds or replaces a letter, or swaps two; `step` tells which names are tried."""

@@ -107,6 +107,7 @@ def told(small, copy):
     return said.partition("or do this: ")[2].split("; ")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run is copied without links, with links followed, without the directories, and resumed")
 def test_a_copy_of_a_run_is_resumed_as_the_run_itself(tmp_path, small, run, trials):

@@ -280,6 +280,7 @@ CHILDREN = [*(f"{who} {method}" for who in ("workers", "DataLoader") for method 
             "fork", "fork in a thread", "process", "program"]  # fmt: skip
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("the process of a run is killed while its children live, and the run is resumed at once")
 def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(project, small, expected, trials):

@@ -17,6 +17,7 @@ import pytest
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "hooks.StopAfter.epochs=1")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("processes start in one directory, 20 at a time")
 def test_of_processes_that_start_in_one_directory_one_wins_and_the_others_name_it(project, small, trials, request):

@@ -66,6 +66,7 @@ def whole(finished_run, longer_run):
     return finished_run, (longer_run / "training.csv").read_bytes()
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("metrics.jsonl or training.csv is cut, edited, emptied, deleted, or lacks a line", share=2)
 @pytest.mark.parametrize("cases", thinned([CUT, CHANGED], [CHANGED]), ids=["cut", "changed"])

@@ -115,7 +115,7 @@ def trained(gathers=True, **arguments):
     torch.manual_seed(0)
     model = TorchModel(Contrastive(gathers), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), **arguments)
     gradients, losses = Gradients(), Losses()
-    hooks = [gradients, ComputeStats({"loss": ["mean"]}), losses, StopAfter(epochs=2)]
+    hooks = [gradients, ComputeStats({"loss": ["mean"]}), losses, StopAfter(epochs=1)]
     MainLoop(model, Views(), hooks, extra_streams=["valid"], skip_zeroth_epoch=True).run_training()
     return torch.stack(gradients.found).numpy(), losses.found
 

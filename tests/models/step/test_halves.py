@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from in_ranks import all_in_ranks
+from in_ranks import all_in_ranks, in_ranks
 from torch import nn
 
 from emrun import MainLoop, TorchModel
@@ -86,7 +86,6 @@ def of_two():
         "fails on halves": lambda: trained(fails_on_halves),
         ("contrastive", False): lambda: trained(contrastive),
         ("contrastive", True): lambda: trained(contrastive, sync_batch_norm=True),
-        ("of examples", True): lambda: trained(of_examples, sync_batch_norm=True),
     }
     return all_in_ranks(2, calls)
 
@@ -113,7 +112,11 @@ def test_it_is_said_on_several_ranks_and_sync_batch_norm_does_not_silence_it(of_
         (message,) = found
         assert message.startswith("several ranks: the loss looks at the whole batch: it is ")
         assert message.endswith("emrun.all_gather in forward makes them so")
-    assert not synchronises or [found for _, found in of_two["of examples", True]] == [[], []]
+
+
+@pytest.mark.campaign
+def test_means_over_examples_are_silent_beside_sync_batch_norm_too():
+    assert [found for _, found in in_ranks(2, trained, of_examples, sync_batch_norm=True)] == [[], []]
 
 
 def test_a_loss_that_fails_on_halves_is_left_to_the_step(of_two):
