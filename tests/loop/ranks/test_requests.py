@@ -2,10 +2,10 @@
 
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
-from campaign import thinned
 from doubles import SGD, Affine, Streams
 from in_ranks import all_in_ranks, in_ranks
 
@@ -143,41 +143,56 @@ def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end(of_two):
     assert [each[:3] for each in of_two["near the end"]] == [(40, "finished", "enough")] * 2
 
 
-@pytest.mark.parametrize("number", thinned([signal.SIGTERM, signal.SIGINT], [signal.SIGINT]))
-def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(number):
+def ended_by(number):
     def send(hook):
         if join().rank == 1:
             os.kill(os.getpid(), number)
 
-    found = in_ranks(2, lambda: ended(OnEveryRank(5, send), StopAfter(epochs=1)))
+    return ended(OnEveryRank(5, send), StopAfter(epochs=1))
+
+
+def ended_by_two():
+    numbers = {1: signal.SIGINT, 0: signal.SIGTERM}
+    hooks = [
+        OnEveryRank(at, lambda hook, rank=rank: join().rank == rank and os.kill(os.getpid(), numbers[rank]))
+        for at, rank in ((5, 1), (20, 0))
+    ]
+    return ended(*hooks, StopAfter(epochs=1), on_interrupt="epoch")
+
+
+def ended_by_one_twice():
+    def twice(hook):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("emrun.loop.ranks.requests._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
+        return ended(OnEveryRank(5, twice), StopAfter(epochs=1))
+
+
+@pytest.fixture(scope="module")
+def interrupted():
+    """Return how trainings of two ranks have ended that got signals."""
+    calls = {number: partial(ended_by, number) for number in (signal.SIGTERM, signal.SIGINT)}
+    return all_in_ranks(2, {**calls, "two": ended_by_two, "twice": ended_by_one_twice})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(interrupted, number):
+    found = interrupted[number]
     assert found[0] == found[1]
     assert found[0][1:3] == ("interrupted", f"interrupted by {number.name}")
 
 
-def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch():
-    def ended_by_two():
-        numbers = {1: signal.SIGINT, 0: signal.SIGTERM}
-        hooks = [
-            OnEveryRank(at, lambda hook, rank=rank: join().rank == rank and os.kill(os.getpid(), numbers[rank]))
-            for at, rank in ((5, 1), (20, 0))
-        ]
-        return ended(*hooks, StopAfter(epochs=1), on_interrupt="epoch")
-
-    first, second = in_ranks(2, ended_by_two)
+def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch(interrupted):
+    first, second = interrupted["two"]
     assert first == second
     assert first[1:3] == ("interrupted", "interrupted by SIGTERM")
     assert first[0] < len(BATCHES)
 
 
-def test_the_same_signal_twice_within_a_second_is_one(monkeypatch):
-    monkeypatch.setattr("emrun.loop.ranks.requests._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
-
-    def twice(hook):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    found = in_ranks(2, lambda: ended(OnEveryRank(5, twice), StopAfter(epochs=1)))
-    assert [each[1] for each in found] == ["interrupted"] * 2
+def test_the_same_signal_twice_within_a_second_is_one(interrupted):
+    assert [each[1] for each in interrupted["twice"]] == ["interrupted"] * 2
 
 
 def test_a_limit_in_seconds_is_that_of_the_first_rank_that_reaches_it(of_two):
