@@ -38,6 +38,30 @@ def in_ranks(size, function, *arguments, **keywords):
     return found
 
 
+def all_in_ranks(size, calls, failing=()):
+    """Call functions, which are given by name, one after another on each rank, which costs less than ranks for each.
+
+    Return name -> the results, in the order of the ranks. The calls whose names are in `failing` may raise an error on
+    all ranks, which is a `Failed`.
+    """
+    found = in_ranks(size, _each_of, calls)
+    for rank, of_rank in enumerate(found):
+        for name, each in of_rank.items():
+            assert name in failing or not isinstance(each, Failed), f"{name!r} on rank {rank}: {each.text}"
+    return {name: [of_rank[name] for of_rank in found] for name in calls}
+
+
+def _each_of(calls):
+    return {name: _result_of(call) for name, call in calls.items()}
+
+
+def _result_of(call):
+    try:
+        return call()
+    except Exception as error:
+        return Failed(error)
+
+
 def results_of(size, function, *arguments):
     """Call a function on each rank; return the results, or what has failed: a `Failed`, or the exit status.
 

@@ -5,13 +5,14 @@ import string
 from dataclasses import replace
 
 import pytest
+from campaign import thinned
 from hypothesis import example, given, settings, strategies as st
 
 from emrun.base.errors import Position
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
 
-BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+COUNTS = thinned([20, 200], [20])  # of trees
 KEYS = st.text(max_size=8) | st.integers()
 SCALARS = (
     st.none()
@@ -36,22 +37,34 @@ def typed(value):
     return type(value), repr(value)
 
 
-@BOUNDED
-@given(TREES)
-@example({"\x85": "\u2028 \ufeff"})
-def test_a_dumped_tree_is_read_back_the_same(value):
-    assert typed(parse(dump(node_of(value, Position("x"))), "c.yaml").plain()) == typed(value)
+def bounded(count):
+    return settings(max_examples=count, derandomize=True, deadline=None, database=None)
 
 
-@BOUNDED
-@given(TREES, TREES)
-@example({"a": 1}, {"a": 1.0})
-@example({"a": 1}, {"a": True})
-@example({"a": math.nan}, {"a": math.nan})
-@example({"a": 0.0}, {"a": -0.0})
-def test_a_tree_dumped_like_another_text_is_read_back_the_same(old, new):
-    template = dump(node_of(old, Position("x")))
-    assert typed(parse(dump(node_of(new, Position("x")), template), "c.yaml").plain()) == typed(new)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_dumped_tree_is_read_back_the_same(count):
+    @bounded(count)
+    @given(TREES)
+    @example({"\x85": "\u2028 \ufeff"})
+    def check(value):
+        assert typed(parse(dump(node_of(value, Position("x"))), "c.yaml").plain()) == typed(value)
+
+    check()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_tree_dumped_like_another_text_is_read_back_the_same(count):
+    @bounded(count)
+    @given(TREES, TREES)
+    @example({"a": 1}, {"a": 1.0})
+    @example({"a": 1}, {"a": True})
+    @example({"a": math.nan}, {"a": math.nan})
+    @example({"a": 0.0}, {"a": -0.0})
+    def check(old, new):
+        template = dump(node_of(old, Position("x")))
+        assert typed(parse(dump(node_of(new, Position("x")), template), "c.yaml").plain()) == typed(new)
+
+    check()
 
 
 TEMPLATE = """\

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from some_cases import one_in
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
@@ -90,27 +91,30 @@ def test_a_document_need_not_be_a_mapping(text, value):
 
 @pytest.mark.parametrize(
     "text, value",
-    [
-        ("1e-3", 0.001),
-        ("1.0e-3", 0.001),
-        (".5", 0.5),
-        ("0o17", 15),
-        ("0x1F", 31),
-        ("017", 17),
-        ("+1", 1),
-        ("true", True),
-        ("null", None),
-        ("~", None),
-        ("no", "no"),
-        ("yes", "yes"),
-        ("on", "on"),
-        ("2020-01-01", "2020-01-01"),
-        ("12:30:45", "12:30:45"),
-        ("1.2.3", "1.2.3"),
-        ("'5'", "5"),
-        ('"true"', "true"),
-        ("|\n  5\n", "5\n"),
-    ],
+    one_in(
+        3,
+        [
+            ("1e-3", 0.001),
+            ("1.0e-3", 0.001),
+            (".5", 0.5),
+            ("0o17", 15),
+            ("0x1F", 31),
+            ("017", 17),
+            ("+1", 1),
+            ("true", True),
+            ("null", None),
+            ("~", None),
+            ("no", "no"),
+            ("yes", "yes"),
+            ("on", "on"),
+            ("2020-01-01", "2020-01-01"),
+            ("12:30:45", "12:30:45"),
+            ("1.2.3", "1.2.3"),
+            ("'5'", "5"),
+            ('"true"', "true"),
+            ("|\n  5\n", "5\n"),
+        ],
+    ),
 )
 def test_scalars_are_those_of_yaml_1_2_in_plain_types(text, value):
     found = parse(f"a: {text}", "c.yaml").plain()["a"]
@@ -128,36 +132,39 @@ def test_infinity_and_nan_are_floats():
 
 @pytest.mark.parametrize(
     "text, line, column, message",
-    [
-        ("a: 1\nb: !!python/object/apply:os.system [id]", 2, 4, "tag .*os.system is not allowed"),
-        ("a: !!str 1", 1, 4, "tag .* is not allowed"),
-        ("!x\na: 1", 1, 1, "tag !x is not allowed"),
-        ("a: ! 1", 1, 4, "tag ! is not allowed"),
-        ("? !x a\n: b", 1, 3, "tag !x is not allowed"),
-        ("a: &x\n  b: *x", 2, 6, r"alias \*x contains itself"),
-        ("a: 1\nb: *x", 2, 4, r"alias \*x has no anchor &x before it"),
-        ("a: 1\nb: 2\na: 3", 3, 1, "key 'a' appears twice; the first is at c.yaml:1:1"),
-        ("a: {b: 1, b: 2}", 1, 11, "key 'b' appears twice"),
-        ("1: a\ntrue: b", 2, 1, "appears twice"),
-        ("a:\n  <<: {x: 1}\n  <<: {y: 1}", 3, 3, "key '<<' appears twice; the first is at c.yaml:2:3"),
-        ("<<: 3", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
-        ("<<: [{a: 1}, 3]", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
-        ("? [a]\n: b", 1, 3, "a key must be a single value"),
-        ("? {a: 1}\n: b", 1, 3, "a key must be a single value"),
-        ("a: 1\n---\nb: 2", 3, 1, "a second YAML document"),
-        ("a: b: c", 1, 5, "this line has a second ':'"),
-        ("a: [1, 2", 1, 4, r"this '\[' is never closed"),
-        ("a: {b: ${c}}", 1, 9, r"a string with \${...} needs quotes inside \[\] and {}"),
-        ("a: 1\n\tb: 2", 2, 1, "a tab is not allowed here; indent with spaces"),
-        ("a: 'x", 1, 4, "this quote is never closed"),
-        ("a: 1\nbell: x\x07y", 2, 8, r"character U\+0007 is not allowed"),
-        ("a: \x00", 1, 4, r"character U\+0000 is not allowed"),
-        ("a: \ud800", 1, 4, r"character U\+D800 is not allowed"),
-        ("%YAML 1.1\n---\na: no", 2, 1, "a config must be YAML 1.2"),
-        ("a: 1\nb: 0x_", 2, 4, "'0x_' is not a number; for a string"),
-        ("a: ._", 1, 4, "'._' is not a number"),
-        ("a: " + "9" * 5000, 1, 4, "is not a number"),
-    ],
+    one_in(
+        3,
+        [
+            ("a: 1\nb: !!python/object/apply:os.system [id]", 2, 4, "tag .*os.system is not allowed"),
+            ("a: !!str 1", 1, 4, "tag .* is not allowed"),
+            ("!x\na: 1", 1, 1, "tag !x is not allowed"),
+            ("a: ! 1", 1, 4, "tag ! is not allowed"),
+            ("? !x a\n: b", 1, 3, "tag !x is not allowed"),
+            ("a: &x\n  b: *x", 2, 6, r"alias \*x contains itself"),
+            ("a: 1\nb: *x", 2, 4, r"alias \*x has no anchor &x before it"),
+            ("a: 1\nb: 2\na: 3", 3, 1, "key 'a' appears twice; the first is at c.yaml:1:1"),
+            ("a: {b: 1, b: 2}", 1, 11, "key 'b' appears twice"),
+            ("1: a\ntrue: b", 2, 1, "appears twice"),
+            ("a:\n  <<: {x: 1}\n  <<: {y: 1}", 3, 3, "key '<<' appears twice; the first is at c.yaml:2:3"),
+            ("<<: 3", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
+            ("<<: [{a: 1}, 3]", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
+            ("? [a]\n: b", 1, 3, "a key must be a single value"),
+            ("? {a: 1}\n: b", 1, 3, "a key must be a single value"),
+            ("a: 1\n---\nb: 2", 3, 1, "a second YAML document"),
+            ("a: b: c", 1, 5, "this line has a second ':'"),
+            ("a: [1, 2", 1, 4, r"this '\[' is never closed"),
+            ("a: {b: ${c}}", 1, 9, r"a string with \${...} needs quotes inside \[\] and {}"),
+            ("a: 1\n\tb: 2", 2, 1, "a tab is not allowed here; indent with spaces"),
+            ("a: 'x", 1, 4, "this quote is never closed"),
+            ("a: 1\nbell: x\x07y", 2, 8, r"character U\+0007 is not allowed"),
+            ("a: \x00", 1, 4, r"character U\+0000 is not allowed"),
+            ("a: \ud800", 1, 4, r"character U\+D800 is not allowed"),
+            ("%YAML 1.1\n---\na: no", 2, 1, "a config must be YAML 1.2"),
+            ("a: 1\nb: 0x_", 2, 4, "'0x_' is not a number; for a string"),
+            ("a: ._", 1, 4, "'._' is not a number"),
+            ("a: " + "9" * 5000, 1, 4, "is not a number"),
+        ],
+    ),
 )
 def test_invalid_yaml_is_an_error_at_its_line_and_column(text, line, column, message):
     problem = problem_of(text)
@@ -263,7 +270,7 @@ def test_the_same_alias_may_be_used_many_times():
 @pytest.mark.parametrize("opening, closing", [("[", "]"), ("{a: ", "}")])
 def test_nesting_has_a_limit(opening, closing):
     parse(opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1), "c.yaml")
-    problem = problem_of(opening * 10_000)
+    problem = problem_of(opening * 1000)
     assert f"nested more than {MAX_DEPTH} levels deep" in problem.message
     assert problem.position.column > len(opening) * (MAX_DEPTH - 1)
 
@@ -330,28 +337,31 @@ def test_a_spelling_is_shown_instead_of_the_value():
 
 @pytest.mark.parametrize(
     "text, value",
-    [
-        ("5", 5),
-        (" 1e-3 ", 0.001),
-        ("true", True),
-        ("", None),
-        ("null", None),
-        ("'5'", "5"),
-        ('"a # b"', "a # b"),
-        ("007", 7),
-        ("p#ss #1", "p#ss #1"),
-        ("# x", "# x"),
-        ("&pw", "&pw"),
-        ("*pw", "*pw"),
-        ("!pw", "!pw"),
-        ("a: b", "a: b"),
-        ("[1, 2]", "[1, 2]"),
-        ("'a': b", "'a': b"),
-        ("'open", "'open"),
-        ("two\nlines", "two\nlines"),
-        ("0x_", "0x_"),
-        ("\x07", "\x07"),
-    ],
+    one_in(
+        3,
+        [
+            ("5", 5),
+            (" 1e-3 ", 0.001),
+            ("true", True),
+            ("", None),
+            ("null", None),
+            ("'5'", "5"),
+            ('"a # b"', "a # b"),
+            ("007", 7),
+            ("p#ss #1", "p#ss #1"),
+            ("# x", "# x"),
+            ("&pw", "&pw"),
+            ("*pw", "*pw"),
+            ("!pw", "!pw"),
+            ("a: b", "a: b"),
+            ("[1, 2]", "[1, 2]"),
+            ("'a': b", "'a': b"),
+            ("'open", "'open"),
+            ("two\nlines", "two\nlines"),
+            ("0x_", "0x_"),
+            ("\x07", "\x07"),
+        ],
+    ),
 )
 def test_a_scalar_is_read_without_comments_anchors_or_structure(text, value):
     found = read_scalar(text)

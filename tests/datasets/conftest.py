@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,6 +10,16 @@ from doubles import stream_of
 from ruamel.yaml import YAML
 
 from emrun import create_training
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cores_are_counted_once():
+    """Ask the control groups of the process how many cores it has only once, instead of in each pass."""
+    from emrun.base import cores
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cores, "allowed_cores", cache(cores.allowed_cores))
+        yield
 
 
 def _passes(dataset, name, n=1, **options):

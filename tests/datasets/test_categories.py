@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from campaign import thinned
 from doubles import stream_of
+from some_cases import one_in
 
 from emrun import create_training, resume_training
 from emrun.base.errors import ArgumentError, ConfigError, StreamError
@@ -116,7 +117,7 @@ def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "of_parquet", "of_csv"),
-    [
+    one_in(2, [
         ({"fill": None}, "train: 'train.parquet', row group 0: column 'age' has a null; fill it by `fill: {age: VALUE",
          "train: train.csv: column 'age': Row #3 is empty; fill it by `fill: {age: VALUE}`"),
         ({"fill": {"age": 1}}, "train: 'train.parquet', row group 1: column 'city' has a null; fill it by `fill: {",
@@ -128,7 +129,7 @@ def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
         ({"categories": ["cty"]}, "categories: 'cty' is not a source of its own; did you mean 'city'?",
          "categories: 'cty' is not a source of its own; did you mean 'city'?"),
         ({"categories": "city"}, "categories: 'city' is not a list", "categories: 'city' is not a list of names"),
-    ],
+    ]),
 )  # fmt: skip
 def test_what_does_not_fit_the_columns_is_an_error_at_once(make, arguments, of_parquet, of_csv):
     with pytest.raises(ArgumentError) as caught:
@@ -264,6 +265,7 @@ def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later
     assert json.loads((tmp_path / "fresh" / CLASSES).read_text()) == fresh.dataset.classes_names()
 
 
+@pytest.mark.parametrize("make", thinned(["csv", "parquet"], ["csv"]), indirect=True)
 def test_categories_that_a_resume_adds_lie_in_the_run_too(make, tmp_path, monkeypatch):
     make()
     (tmp_path / "sum_of_ages.py").write_text(

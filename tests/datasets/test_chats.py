@@ -18,6 +18,7 @@ from campaign import thinned
 from doubles import stream_of
 from in_ranks import in_ranks
 from safetensors.torch import load_file
+from some_cases import one_in
 from training.resuming import Interrupt, resumed, train_with
 from words import MARKED, PLAIN, WORDS, save_tokenizer
 
@@ -147,7 +148,7 @@ def test_chats_that_are_cut_or_have_no_answer_are_counted_and_left_out(chats, ca
 
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
-    [
+    one_in(2, [
         ([chat("a"), {"messages": [{"content": "a"}]}], {}, "'chats.jsonl', line 2: .*message 1 has no 'role', but"),
         ([chat("a"), {"messages": [{"from": "gpt", "value": "a"}]}], {}, "line 2: .* no 'role', but from, value"),
         ([chat("a", "b"), {"conversations": []}], {}, "line 2: column 'messages': is missing"),
@@ -162,7 +163,7 @@ def test_chats_that_are_cut_or_have_no_answer_are_counted_and_left_out(chats, ca
         (ROWS, {"pack": 10, "length": 11}, "length: 11 tokens do not fit into a pack of 10"),
         (ROWS, {"pack": 10, "buckets": True}, "pack: packs have little padding"),
         (ROWS, {"train_on": "user"}, "train_on: 'user' is not one of assistant, all"),
-    ],
+    ]),
 )  # fmt: skip
 def test_bad_input_is_one_error_with_file_and_line(chats, rows, arguments, message):
     with pytest.raises(ArgumentError, match=message):
@@ -231,9 +232,14 @@ def trained(name, at=None, **arguments):
     return [*losses, *(float(each.double().sum()) for each in weights.values())]
 
 
-def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_with_workers_and_on_two_ranks(project):
+@pytest.mark.campaign
+def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_with_workers(project):
     expected = trained("straight", pack=40)
     assert trained("resumed", at=7, pack=40, loop={"workers": 2}) == expected
+
+
+def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_on_two_ranks(project):
+    expected = trained("straight", pack=40)
     found = in_ranks(2, trained, "ranks", at=7, pack=40)[0]
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
@@ -252,7 +258,8 @@ def dies(name):
     training.main_loop.run_training()
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("chat", 2), ("text_classification", 0)])
+@pytest.mark.campaign
+@pytest.mark.parametrize(("kind", "workers"), [("chat", 1), ("text_classification", 0)])
 def test_a_run_of_a_base_that_is_killed_ends_with_the_same_bits(project, kind, workers):
     rows = [{"text": said(), "label": "ab"[row % 2]} for row in range(40)]
     (project / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

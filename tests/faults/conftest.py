@@ -268,13 +268,29 @@ def small(warm):
     )
 
 
+def trained_by_command(place, *overrides):
+    """Train the small config by the command in a directory, and return the run."""
+    (place / "config.yaml").write_text(json.dumps(CONFIG, indent=2))
+    assert command("train", "-q", "config.yaml", "--output-dir", "run", *overrides, cwd=place).returncode == 0
+    return place / "run"
+
+
 @pytest.fixture(scope="session")
-def expected(small, tmp_path_factory):
+def finished_run(small, tmp_path_factory):
+    """Return a run of the small config, trained by the command without any fault, to be copied."""
+    return trained_by_command(tmp_path_factory.mktemp("straight"))
+
+
+@pytest.fixture(scope="session")
+def longer_run(small, tmp_path_factory):
+    """Return a run as `finished_run`, with an epoch more."""
+    return trained_by_command(tmp_path_factory.mktemp("longer"), "hooks.StopAfter.epochs=4")
+
+
+@pytest.fixture(scope="session")
+def expected(finished_run):
     """Return the result of the small config, trained by the command without any fault."""
-    place = tmp_path_factory.mktemp("straight")
-    (place / "config.yaml").write_text(json.dumps(CONFIG))
-    assert command("train", "-q", "config.yaml", "--output-dir", "run", cwd=place).returncode == 0
-    return result(place / "run", ("latest", "best"))
+    return result(finished_run, ("latest", "best"))
 
 
 @pytest.fixture

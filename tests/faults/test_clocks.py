@@ -45,6 +45,7 @@ def turn_clock(of):
     time.time = now
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a clock set back, jumping, changing to summer time")
 def test_a_clock_that_cannot_be_trusted_changes_nothing(project, small, expected, trials):

@@ -73,9 +73,9 @@ def trained(small, directory, hooks=HOOKS, epochs=2):
     return directory
 
 
-@pytest.fixture
-def run(small, tmp_path):
-    directory = trained(small, tmp_path / "run")
+@pytest.fixture(scope="module")
+def run(small, tmp_path_factory):
+    directory = trained(small, tmp_path_factory.mktemp("whole") / "run")
     assert sorted(path.name for path in (directory / "checkpoints").iterdir() if path.is_symlink()) == list(NAMES)
     return directory
 
@@ -107,6 +107,7 @@ def told(small, copy):
     return said.partition("or do this: ")[2].split("; ")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run is copied without links, with links followed, without the directories, and resumed")
 def test_a_copy_of_a_run_is_resumed_as_the_run_itself(tmp_path, small, run, trials):
@@ -152,6 +153,7 @@ def test_a_directory_under_a_name_is_evaluated(tmp_path, small, run, trials):
             assert progress(manifest.epoch, manifest.iteration) in done.stderr
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("the links are gone and the checkpoints are of an emrun that recorded no names in their states")
 def test_names_come_back_from_the_manifests_alone(tmp_path, small, trials, monkeypatch):

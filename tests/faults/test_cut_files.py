@@ -7,24 +7,24 @@ import json
 import shutil
 
 import pytest
+from campaign import thinned
 
 RESUME = ("resume", "-q", "run", "hooks.StopAfter.epochs=3", "name=other")
+NAMES = ("config.yaml", "trace.yaml", "metrics.jsonl", "code/record.json", "code/batches.jsonl")
 
 
 @pytest.fixture(scope="module")
-def whole(small, tmp_path_factory):
+def whole(small, finished_run, tmp_path_factory):
     """The directory of a project with a finished run, and the result of the run."""
     place = tmp_path_factory.mktemp("whole")
     (place / "config.yaml").write_text(json.dumps(small.config, indent=2))
-    assert small.command("train", "-q", "config.yaml", "--output-dir", "whole", cwd=place).returncode == 0
+    shutil.copytree(finished_run, place / "whole", symlinks=True)
     return place, small.result(place / "whole", ("latest", "best"))
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("config.yaml, trace.yaml, metrics.jsonl, code/ cut at every byte", share=5)
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "trace.yaml", "metrics.jsonl", "code/record.json", "code/batches.jsonl"]
-)
+@pytest.mark.parametrize("name", thinned(NAMES, ["config.yaml", "code/record.json"]))
 def test_a_file_of_a_run_cut_at_any_byte_never_shows_a_traceback(whole, small, trials, name):
     project, expected = whole
     content = (project / "whole" / name).read_bytes()

@@ -69,14 +69,21 @@ def go_on(directory):
     train(resume_training(directory, LONGER))
 
 
-@pytest.fixture
-def runs(tmp_path, small):
+@pytest.fixture(scope="module")
+def trained_runs(small, tmp_path_factory):
     """Return a run with two checkpoints, and the result of going on from either."""
-    directory = tmp_path / "run"
-    assert small.forked(small.start_or_resume, directory) == 0
-    shutil.copytree(directory, tmp_path / "straight", symlinks=True)
-    assert small.forked(go_on, tmp_path / "straight") == 0
-    return directory, small.result(tmp_path / "straight", ("latest", "best"))
+    place = tmp_path_factory.mktemp("trained")
+    assert small.forked(small.start_or_resume, place / "run") == 0
+    shutil.copytree(place / "run", place / "straight", symlinks=True)
+    assert small.forked(go_on, place / "straight") == 0
+    return place / "run", small.result(place / "straight", ("latest", "best"))
+
+
+@pytest.fixture
+def runs(tmp_path, trained_runs):
+    """Return a copy of the run, to be damaged, and the result."""
+    directory, result = trained_runs
+    return shutil.copytree(directory, tmp_path / "run", symlinks=True), result
 
 
 @pytest.mark.timeout(7200)

@@ -15,7 +15,7 @@ import pytest
 from emrun import create_training
 from emrun.training.create import train
 
-BEFORE = 3
+BEFORE = 1
 
 
 def kept_by_the_process():
@@ -38,7 +38,7 @@ def set_in_the_process():
 @pytest.mark.fault("200 trainings in one process")
 def test_no_training_leaves_anything_in_its_process_after_the_first_few(tmp_path, small, trials, patient):
     expected = None
-    for number, trial in enumerate(trials(range(200), small=7, together=True)):
+    for number, trial in enumerate(trials(range(200), small=4, together=True)):
         training = create_training(small.config, output_dir=tmp_path / "run", overrides=["hooks.StopAfter.epochs=1"])
         if number % 3 == 2:
             training.model.run = None  # this one fails

@@ -177,6 +177,7 @@ def test_a_model_that_could_not_be_loaded_is_refused_before_the_first_update(pla
             assert "start again with: emrun train" in done.stderr, done.stderr
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("an expanded buffer: trained, interrupted, resumed, evaluated")
 def test_an_expanded_buffer_is_trained_and_resumed_as_one_that_is_not(place, small, trials):

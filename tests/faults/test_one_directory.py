@@ -17,10 +17,11 @@ import pytest
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "hooks.StopAfter.epochs=1")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("processes start in one directory, 20 at a time")
 def test_of_processes_that_start_in_one_directory_one_wins_and_the_others_name_it(project, small, trials, request):
-    together = 6 if request.config.getoption("--campaign") is None else 20
+    together = 3 if request.config.getoption("--campaign") is None else 20
     assert small.command(*TRAIN, cwd=project).returncode == 0
     expected = small.result(project / "run", ("latest", "best"))
     for trial in trials(range(20), small=1):

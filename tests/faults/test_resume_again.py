@@ -40,7 +40,7 @@ def stopped_at(number):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run is resumed twice, when finished, with another config, with a shorter dataset")
-def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, trials):
+def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, finished_run, expected, trials):
     def command(*arguments, at=None):
         prepare = None if at is None else lambda: stopped_at(at)
         return small.command(*arguments, cwd=project, prepare=prepare)
@@ -53,14 +53,11 @@ def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, trials):
         own = (path for path in (project / "run").rglob("*") if path.is_file() and path.name not in written)
         return {path: path.read_bytes() for path in own}
 
-    assert command(*TRAIN).returncode == 0
-    expected = result()
-    shutil.move(project / "run", project / "finished")
     for trial in trials(CASES, small=8):
         case = trial.case
         shutil.rmtree(project / "run", ignore_errors=True)
         if case.startswith("finished"):
-            shutil.copytree(project / "finished", project / "run", symlinks=True)
+            shutil.copytree(finished_run, project / "run", symlinks=True)
         else:
             assert command(*TRAIN, at=28).returncode == 9
         before = files()

@@ -59,6 +59,7 @@ CONFIG = {
 READERS = ["buffer=8", "workers=1"]
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.fault("a stream uses again what it gave away, and is read ahead")
 def test_a_stream_that_uses_things_again_gives_the_same_batches(tmp_path, small, trials):

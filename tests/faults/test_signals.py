@@ -141,7 +141,7 @@ def checked_end(done, directory, sender):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("SIGINT and SIGTERM, once and twice, to the process and its group", share=2)
-@pytest.mark.parametrize("where", thinned(WHERE, ["batch", "save", "evaluation", "hook"]))
+@pytest.mark.parametrize("where", thinned(WHERE, ["batch"]))
 def test_a_signal_at_any_moment_ends_the_process_by_it_and_a_resume_ends_the_same(
     project, small, straight, trials, where
 ):

@@ -122,6 +122,7 @@ def test_a_file_that_may_not_grow_is_told_and_the_checkpoint_before_goes_on(proj
             assert small.result(project / "run", ("latest", "best")) == expected
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a directory that cannot be written, by permission or because it is read-only")
 def test_a_directory_that_cannot_be_written_is_told_and_the_checkpoint_before_goes_on(

@@ -51,15 +51,12 @@ def slow(path, code):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a file of a run cannot be read in time")
-def test_a_timeout_of_reading_is_told_and_nothing_is_lost(project, small, trials):
-    train = ("train", "-q", "config.yaml", "--output-dir")
-    assert small.command(*train, "whole", cwd=project).returncode == 0
-    assert small.command(*train, "later", "hooks.StopAfter.epochs=4", cwd=project).returncode == 0
+def test_a_timeout_of_reading_is_told_and_nothing_is_lost(project, small, finished_run, longer_run, trials):
     cases = [(file, command) for file in FILES for command in COMMANDS if (file, command[0]) not in UNREAD]
     for trial in trials(cases, small=3):
         file, command = trial.case
         shutil.rmtree(project / "run", ignore_errors=True)
-        shutil.copytree(project / "whole", project / "run", symlinks=True)
+        shutil.copytree(finished_run, project / "run", symlinks=True)
         before = {path: path.read_bytes() for path in (project / "run/checkpoints").rglob("*") if path.is_file()}
         with trial:
             done = small.command(*command, cwd=project, prepare=lambda f=file: slow(f"run/{f}", errno.ETIMEDOUT))
@@ -74,4 +71,4 @@ def test_a_timeout_of_reading_is_told_and_nothing_is_lost(project, small, trials
             done = small.command(*COMMANDS[0], cwd=project)
             assert done.returncode == 0, done
             names = ("latest", "best")
-            assert small.result(project / "run", names) == small.result(project / "later", names)
+            assert small.result(project / "run", names) == small.result(longer_run, names)

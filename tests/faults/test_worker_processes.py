@@ -171,6 +171,7 @@ def test_a_stream_that_hangs_is_reported_with_its_stacks_and_the_process_ends(pr
                 assert ("in happen" in log) == (reader == "buffer=2")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.fault("SIGINT, SIGTERM to the process group of a training with workers")
 def test_a_signal_to_the_group_ends_the_run_gracefully(project, small, begun, run, trials):

@@ -147,12 +147,21 @@ def attempt(small, trial, root, file, *arguments):
     return done
 
 
-@pytest.fixture
-def stopped(project, small):
-    """Return a directory with a run that ended in the middle of an epoch, and a copy of it to change."""
+@pytest.fixture(scope="module")
+def ended(small, tmp_path_factory):
+    """Return a run that ended in the middle of an epoch."""
+    place = tmp_path_factory.mktemp("ended")
+    (place / "config.yaml").write_text(json.dumps(small.config, indent=2))
     hooks = "hooks.StopAfter={iterations: 13}"
-    done = small.command("train", "-q", "config.yaml", hooks, "--output-dir", "whole", cwd=project)
+    done = small.command("train", "-q", "config.yaml", hooks, "--output-dir", "whole", cwd=place)
     assert done.returncode == 0, done.stderr
+    return place / "whole"
+
+
+@pytest.fixture
+def stopped(project, ended):
+    """Return a directory with a run that ended in the middle of an epoch, and a copy of it to change."""
+    shutil.copytree(ended, project / "whole", symlinks=True)
     return project
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import SGD, Affine, LossOfOne, Numbers, Streams
+from some_cases import one_in
 
 from emrun import AbstractHook, MainLoop, TorchModel, read_steps
 from emrun.base.errors import ArgumentError, HookError
@@ -130,11 +131,11 @@ def test_later_iterations_are_thinned(loop, every, expected):
     assert set(found[found > 10**6] % (100 * every)) == {0}
 
 
-@pytest.mark.parametrize("iterations", [100_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("iterations", [30_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
 def test_the_file_of_a_million_iterations_is_small(loop, iterations, monkeypatch):
     """With float32 losses and gradient norms, and learning rates of two groups that change at every step.
 
-    A tenth of the iterations, thinned ten times earlier, makes a tenth of the file.
+    With fewer iterations, as much earlier thinned, the file is as much smaller.
     """
     monkeypatch.setattr(steps_module, "THINNING", ((iterations // 10, 1), (iterations, 10)))
     values = torch.rand(iterations * 19 // 100, generator=torch.Generator().manual_seed(0))
@@ -260,7 +261,7 @@ def test_another_interval_begins_a_chunk(loop, early):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "done"), [(1, 3, 5), (1, 3, 2), (3, 1, 8), (3, 1, 7), (2, 4, 6), (1, 3, 10)], ids=str
+    ("before", "after", "done"), one_in(2, [(1, 3, 5), (1, 3, 2), (3, 1, 8), (3, 1, 7), (2, 4, 6), (1, 3, 10)]), ids=str
 )
 def test_another_interval_counts_at_once_wherever_the_run_was_resumed(loop, early, before, after, done):
     found = loop(every=before)
@@ -374,7 +375,9 @@ def test_values_are_ignored_in_an_evaluation(event):
     MainLoop(LossOfOne(), Streams(train=XY, valid=XY), [hook], on_unused_sources="ignore").run_evaluation("valid")
 
 
-@pytest.mark.parametrize("name", ["loss", "learning_rate", "learning_rate_foo", "iteration", "from", "every", 3])
+@pytest.mark.parametrize(
+    "name", one_in(2, ["loss", "learning_rate", "learning_rate_foo", "iteration", "from", "every", 3])
+)
 def test_a_name_that_the_loop_uses_is_an_error(tmp_path, name):
     with pytest.raises(HookError, match=f"record: {name!r} cannot be .* than 'loss', .* begins with 'learning_rate_'"):
         train(Adds(name), tmp_path)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from campaign import thinned
 from doubles import SGD, Streams, state_of
 from torch import nn
 from torch._dynamo.utils import counters
@@ -128,9 +129,10 @@ def test_a_module_that_is_compiled_already_is_an_error():
     assert refused(EAGER, module).startswith("compile: Net is compiled already")
 
 
-def test_random_states_are_those_of_the_plain_module():
+@pytest.mark.parametrize("backend", thinned(["eager", "aot_eager"], ["eager"]))
+def test_random_states_are_those_of_the_plain_module(backend):
     states = []
-    for value in (None, {"backend": "aot_eager"}):
+    for value in (None, {"backend": backend}):
         random.seed(3)
         trained(model(value))
         states.append((torch.get_rng_state().tolist(), random.getstate()))

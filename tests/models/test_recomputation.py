@@ -5,6 +5,7 @@ from types import MethodType
 
 import pytest
 import torch
+from campaign import thinned
 from doubles import SGD, Streams, state_of
 from torch import nn
 
@@ -158,7 +159,8 @@ def test_wrong_values_are_errors(value, message):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch 2.15 itself
-def test_it_goes_together_with_compile():
+@pytest.mark.parametrize("backend", thinned(["eager", "aot_eager"], ["eager"]))
+def test_it_goes_together_with_compile(backend):
     class Plain(nn.Module):
         def __init__(self):
             super().__init__()
@@ -169,7 +171,7 @@ def test_it_goes_together_with_compile():
             return {"loss": self.blocks(x).square().mean(1)}
 
     found = []
-    for arguments in ({}, {"recompute": r"blocks\.\d$", "compile": {"backend": "aot_eager"}}):
+    for arguments in ({}, {"recompute": r"blocks\.\d$", "compile": {"backend": backend}}):
         model = TorchModel(Plain(), optimizer=SGD, device="cpu", **arguments)
         with MainLoop(model, Streams(train=BATCHES)) as loop:
             loop.epoch(["train"])

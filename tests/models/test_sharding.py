@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from campaign import thinned
-from in_ranks import Failed, in_ranks, results_of
+from in_ranks import Failed, all_in_ranks, in_ranks, results_of
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -245,14 +245,21 @@ def one_forward(is_alone):
     return net(rows)["loss"].tolist()
 
 
-def test_all_ranks_have_the_weights_of_the_first():
-    one, other = in_ranks(2, one_forward, False)
+@pytest.fixture(scope="module")
+def forwards():
+    """Return the losses of two ranks, whose weights were drawn on each, and of forwards of one rank alone."""
+    calls = {"together": lambda: one_forward(False), "alone": lambda: one_forward(True)}
+    return all_in_ranks(2, calls, failing=["alone"])
+
+
+def test_all_ranks_have_the_weights_of_the_first(forwards):
+    one, other = forwards["together"]
     torch.manual_seed(0)
     assert one == other == pytest.approx(Net()(torch.arange(4).view(2, 2))["loss"].tolist())
 
 
-def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others():
-    for each in results_of(2, one_forward, True):
+def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others(forwards):
+    for each in forwards["alone"]:
         assert isinstance(each, Failed)
         assert each.kind == "RuntimeError"
         assert "give the hook `every_rank = True`" in each.message
@@ -299,12 +306,13 @@ def flat(value):
     return dict(tree_flatten_with_path(tree_map(whole_of, value))[0])
 
 
-def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(tmp_path):
-    places = [tmp_path / str(number) for number in range(4)]
+@pytest.mark.parametrize("sizes", thinned([[3, 1], [2, 3, 1]], [[3, 1]]))  # the one before the last has 3
+def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(tmp_path, sizes):
+    places = [tmp_path / str(number) for number in range(1 + len(sizes))]
     for place in places:
         place.mkdir()
     saved_again(places[0], None)
-    for place, source, size in zip(places[1:], places, (2, 3, 1), strict=False):
+    for place, source, size in zip(places[1:], places, sizes, strict=False):
         in_ranks(size, saved_again, place, source) if size > 1 else saved_again(place, source)
     expected, states = read_saved(places[0]).tensors, flat(load_state(places[0])["model"])
     assert any("exp_avg" in str(path) for path in states)
@@ -314,13 +322,13 @@ def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(t
         assert all(torch.equal(found[name], each) for name, each in expected.items())
         assert of_place.keys() == states.keys()
         assert digest([*of_place.values()]) == digest([*states.values()])
-    assert [(place / "shards.json").exists() for place in places] == [False, True, True, False]
-    own = [load_file(places[2] / f"state-{rank}.safetensors") for rank in range(3)]
+    assert [(place / "shards.json").exists() for place in places[1:]] == [size > 1 for size in sizes]
+    own = [load_file(places[-2] / f"state-{rank}.safetensors") for rank in range(3)]
     names = [{name.rpartition("[")[2] for name in each} for each in own]
     assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
-    assert (places[3] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
+    assert (places[-1] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
     changes = ["['head.weight']", "['state']['state'][0]['exp_avg']"]  # embed.weight is the first parameter
-    assert in_ranks(2, changed_since, places[2]) == [([], changes)] * 2
+    assert in_ranks(2, changed_since, places[-2]) == [([], changes)] * 2
 
 
 class Changing(Net):

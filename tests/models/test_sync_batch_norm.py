@@ -6,14 +6,14 @@ import itertools
 import pytest
 import torch
 from campaign import thinned
-from in_ranks import in_ranks
+from in_ranks import all_in_ranks, in_ranks
 from torch import nn
 
 from emrun.base.errors import ArgumentError
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm
 from emrun.ranks.group import join
 
-SHAPES = {nn.BatchNorm1d: (5, 3), nn.BatchNorm2d: (5, 3, 4, 2), nn.BatchNorm3d: (5, 3, 2, 2, 2)}
+SHAPES = {nn.BatchNorm1d: (3,), nn.BatchNorm2d: (3, 4, 2), nn.BatchNorm3d: (3, 2, 2, 2)}  # without the rows
 
 
 def result(layer, batch, own=slice(None), **arguments):
@@ -51,13 +51,14 @@ def results(layer, batch):
 
 
 @pytest.mark.parametrize(
-    ("layer", "size"),
-    [
-        *thinned(itertools.product(SHAPES, (2, 7)), [(nn.BatchNorm2d, 2), (nn.BatchNorm1d, 7)]),
-    ],
+    ("layer", "rows", "size"),
+    thinned(
+        [*itertools.product(SHAPES, (5,), (2, 7)), (nn.BatchNorm2d, 2, 3)],
+        [(nn.BatchNorm2d, 2, 3)],  # of which the last rank has none
+    ),
 )
-def test_it_is_the_batch_norm_of_torch_on_the_whole_batch_also_if_ranks_have_no_rows(layer, size):
-    batch = torch.rand(SHAPES[layer], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def test_it_is_the_batch_norm_of_torch_on_the_whole_batch_also_if_ranks_have_no_rows(layer, rows, size):
+    batch = torch.rand((rows, *SHAPES[layer]), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     of_ranks = zip(*in_ranks(size, results, layer, batch), strict=True)
     for (outputs, gradients, buffers), found in zip(results(layer, batch), of_ranks, strict=True):
         close = {"rtol": 1e-12, "atol": 1e-12}
@@ -77,27 +78,41 @@ def in_bf16():
     return found.dtype, norm.running_mean.tolist()
 
 
-def test_16_bits_come_back_and_the_statistics_are_float32():
-    for dtype, mean in in_ranks(2, in_bf16):
+@pytest.fixture(scope="module")
+def of_two():
+    """Return what layers on two ranks give, in 16 bits and copied."""
+    return all_in_ranks(2, {"bf16": in_bf16, "copied": copied_and_compiled})
+
+
+def test_16_bits_come_back_and_the_statistics_are_float32(of_two):
+    for dtype, mean in of_two["bf16"]:
         assert dtype == torch.bfloat16
         assert mean == pytest.approx([0.3, 0.4])
 
 
-def compiled_and_copied():
+def copied_and_compiled(backend=None):
+    """Return what a copy gives, and a compiled copy, if there is a backend, or the module itself."""
     ranks = join()
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())
     SynchronisedBatchNorm(module)
     rows = torch.arange(8.0).view(4, 2)[slice(*ranks.share(4))]
     found = []
-    for each in (copy.deepcopy(module), torch.compile(copy.deepcopy(module), backend="aot_eager")):
+    other = module if backend is None else torch.compile(copy.deepcopy(module), backend=backend)
+    for each in (copy.deepcopy(module), other):
         each(rows).sum().backward()
         found.append([value.detach().clone() for value in (*each.buffers(), *(p.grad for p in each.parameters()))])
     return found
 
 
-def test_copies_and_compiled_modules_are_synchronised_too():
-    for plain, compiled in in_ranks(2, compiled_and_copied):
+def test_copies_are_synchronised_too(of_two):
+    for found, others in of_two["copied"]:
+        torch.testing.assert_close(others, found)
+
+
+@pytest.mark.campaign
+def test_compiled_modules_are_synchronised_too():
+    for plain, compiled in in_ranks(2, copied_and_compiled, "aot_eager"):
         torch.testing.assert_close(compiled, plain)
 
 

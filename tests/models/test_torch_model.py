@@ -33,7 +33,7 @@ from emrun.streams.stream import StreamWrapper
 
 # --- the raw loop -----------------------------------------------------------------------------------------------------
 
-ITERATIONS = 200
+ITERATIONS = 80
 
 
 class Classifier(nn.Module):
@@ -91,7 +91,7 @@ def raw(request, digits, start):
 
 @pytest.mark.parametrize(
     ("buffer", "form"),
-    thinned(itertools.product((0, 4), ("loss in forward", "loss form")), [(0, "loss form"), (4, "loss in forward")]),
+    thinned(itertools.product((0, 4), ("loss in forward", "loss form")), [(4, "loss form")]),
 )
 def test_training_gives_the_losses_and_parameters_of_a_raw_loop_bit_for_bit(raw, digits, start, buffer, form):
     optimizer, losses, parameters = raw

@@ -3,6 +3,8 @@
 import csv
 import re
 import runpy
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +20,29 @@ SAMPLE = SAMPLES / "prepared" / "house_prices.yaml"
 KEEP = "hooks=[ComputeStats, {SavePredictions: {stream: valid, file: p.csv, variables: [price_hat, price]}}]"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a directory with the data of the sample, and a run of it."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        runpy.run_path(str(SAMPLE.with_name("prepare.py")))
+        overrides = ["hooks.StopAfter.epochs=2", "~hooks.SaveBest", "main_loop.report=false"]
+        create_training(SAMPLE, output_dir="run", overrides=overrides).main_loop.run_training()
+    return place
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Return a run of the sample."""
+def prepared(trained, tmp_path, monkeypatch):
+    """Go to a copy of the data of the sample."""
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
-    overrides = ["hooks.StopAfter.epochs=2", "~hooks.SaveBest", "main_loop.report=false"]
-    create_training(SAMPLE, output_dir="run", overrides=overrides).main_loop.run_training()
-    return tmp_path / "run"
+    return Path(shutil.copy(trained / "houses.csv", tmp_path)).parent
+
+
+@pytest.fixture
+def run(trained, prepared):
+    """Return a copy of the run, beside its data."""
+    return shutil.copytree(trained / "run", prepared / "run", symlinks=True)
 
 
 def test_metrics_hooks_and_predictions_are_in_the_unit_of_the_data(run):
@@ -75,9 +92,7 @@ def test_models_of_runs_measure_in_the_unit_of_the_data(run, outputs):
     assert statistics["loss"]["mean"] < 2
 
 
-def test_a_logarithm_and_a_source_that_is_not_scaled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
+def test_a_logarithm_and_a_source_that_is_not_scaled(prepared):
     overrides = [
         "hooks=[ComputeStats, {StopAfter: {epochs: 3}}]",
         "dataset.normalize.price=log",
@@ -94,13 +109,11 @@ def test_a_logarithm_and_a_source_that_is_not_scaled(tmp_path, monkeypatch):
     create_training(SAMPLE, output_dir="third", overrides=["~dataset.normalize.price", "~model.units"])
 
 
-def test_a_step_is_repeated_in_the_unit_of_the_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_step_is_repeated_in_the_unit_of_the_data(prepared, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "limits.py").write_text(
         "def check(hat, price):\n    if price.max() > 100:\n        raise ValueError('too dear')\n    return hat\n"
     )
-    runpy.run_path(str(SAMPLE.with_name("prepare.py")))
     metric = "model.metrics.limit={import: limits.check, inputs: [price_hat, price]}"
     training = create_training(SAMPLE, output_dir="run", overrides=[metric, "main_loop.report=false"])
     with pytest.raises(ValueError, match="too dear"):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from campaign import thinned
-from in_ranks import Failed, in_ranks, results_of
+from in_ranks import Failed, all_in_ranks, in_ranks, results_of
 from torch import nn
 
 import emrun
@@ -116,28 +115,51 @@ def trained(gathers=True, **arguments):
     torch.manual_seed(0)
     model = TorchModel(Contrastive(gathers), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), **arguments)
     gradients, losses = Gradients(), Losses()
-    hooks = [gradients, ComputeStats({"loss": ["mean"]}), losses, StopAfter(epochs=2)]
+    hooks = [gradients, ComputeStats({"loss": ["mean"]}), losses, StopAfter(epochs=1)]
     MainLoop(model, Views(), hooks, extra_streams=["valid"], skip_zeroth_epoch=True).run_training()
     return torch.stack(gradients.found).numpy(), losses.found
 
 
-@pytest.mark.parametrize("size", thinned([2, 3], [3]))
-def test_a_contrastive_loss_is_that_of_one_process_with_its_gradients_on_any_number_of_ranks(size):
-    ((gradients, losses),) = in_ranks(1, trained)
+@pytest.fixture(scope="module")
+def alone():
+    """Return what one process trains."""
+    return in_ranks(1, trained)[0]
+
+
+@pytest.fixture(scope="module")
+def of_three():
+    """Return what three ranks train, with and without it, and in parts."""
+    calls = {
+        "with": trained,
+        "without": lambda: trained(gathers=False),
+        "in parts": lambda: trained(micro_batch_size=2),
+    }
+    return all_in_ranks(3, calls, failing=["in parts"])
+
+
+def check_that_gradients_are_those_of(alone, of_ranks):
+    gradients, losses = alone
     assert np.abs(gradients).max() > 0.01
-    for rank, (its_gradients, its_losses) in enumerate(in_ranks(size, trained)):
+    for rank, (its_gradients, its_losses) in enumerate(of_ranks):
         np.testing.assert_allclose(its_gradients, gradients, rtol=0, atol=1e-12)
         assert rank or its_losses == pytest.approx(losses, abs=1e-12)
 
 
-def test_without_it_the_ranks_train_something_else():
-    ((gradients, _),) = in_ranks(1, trained)
-    its_gradients, _ = in_ranks(2, trained, gathers=False)[0]
-    assert np.abs(its_gradients - gradients).max() > 0.01
+def test_a_contrastive_loss_is_that_of_one_process_with_its_gradients(alone, of_three):
+    check_that_gradients_are_those_of(alone, of_three["with"])
 
 
-def test_parts_of_a_batch_cannot_be_gathered():
-    for each in results_of(2, lambda: trained(micro_batch_size=2)):
+@pytest.mark.campaign
+def test_a_contrastive_loss_is_that_of_one_process_with_its_gradients_on_two_ranks(alone):
+    check_that_gradients_are_those_of(alone, in_ranks(2, trained))
+
+
+def test_without_it_the_ranks_train_something_else(alone, of_three):
+    assert np.abs(of_three["without"][0][0] - alone[0]).max() > 0.01
+
+
+def test_parts_of_a_batch_cannot_be_gathered(of_three):
+    for each in of_three["in parts"]:
         assert each.message == (
             "model.micro_batch_size: cannot be used with emrun.all_gather: a rank has its own parts"
         ) or each.message.startswith("micro_batch_size: cannot be used with emrun.all_gather")

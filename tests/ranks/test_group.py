@@ -6,11 +6,13 @@ import signal
 import socket
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 from campaign import thinned
-from in_ranks import Failed, in_ranks, results_of
+from in_ranks import Failed, all_in_ranks, in_ranks, results_of
+from some_cases import one_in
 
 from emrun.base.errors import RankFailed, UsageError
 from emrun.ranks import group as emrun_ranks
@@ -18,7 +20,7 @@ from emrun.ranks.group import Ranks, has_joined, join, leave, number_of_ranks, r
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 7, 8, 100])
+@pytest.mark.parametrize("count", one_in(3, [0, 1, 2, 5, 7, 8, 100]))
 def test_the_shares_of_all_ranks_are_the_rows_in_their_order_and_differ_by_at_most_one(size, count):
     shares = [Ranks(rank, size).share(count) for rank in range(size)]
     assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
@@ -90,17 +92,16 @@ def test_ranks_exchange_values_of_any_sizes_by_one_name():
         assert second == ([] if how == "gathered" else first)
 
 
-@pytest.mark.parametrize(
-    ("how", "size"), thinned(WAYS_AND_SIZES, [("gathered", "equal"), ("in_step", "longer on rank 1")])
-)
-def test_two_names_are_an_error_on_both_ranks_that_has_them(how, size):
-    found = results_of(2, exchanged_by_name, how, ("state of the hooks", "run directory"), SIZES[size])
-    assert [each.kind for each in found] == ["DifferentRanks"] * 2
+def test_two_names_are_an_error_on_both_ranks_that_has_them():
+    names = ("state of the hooks", "run directory")
+    calls = {(how, size): partial(exchanged_by_name, how, names, SIZES[size]) for how, size in WAYS_AND_SIZES}
     why = ": code that runs on some ranks only, or in another order there, calls what all ranks must call"
-    assert [each.message for each in found] == [
-        f"rank 1 is at 'run directory', this rank (0) at 'state of the hooks'{why}",
-        f"rank 0 is at 'state of the hooks', this rank (1) at 'run directory'{why}",
-    ]
+    for way, found in all_in_ranks(2, calls, failing=calls).items():
+        assert [each.kind for each in found] == ["DifferentRanks"] * 2, way
+        assert [each.message for each in found] == [
+            f"rank 1 is at 'run directory', this rank (0) at 'state of the hooks'{why}",
+            f"rank 0 is at 'state of the hooks', this rank (1) at 'run directory'{why}",
+        ], way
 
 
 @pytest.mark.parametrize("how", thinned(WAYS, ["all_gathered"]))
@@ -131,26 +132,25 @@ def ways(*of_ranks):
 EXCHANGES = ["is in the block", "from_first", "gathered", "all_gathered"]
 
 
-@pytest.mark.parametrize("how", thinned(EXCHANGES, ["from_first"]))
-def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both(how):
-    found = results_of(2, ways, how, "leaves the block")
-    assert [each.kind for each in found] == ["DifferentRanks"] * 2
-    assert [each.message.partition(":")[0] for each in found] == [
-        "rank 1 is at 'end of the block', this rank (0) at 'run directory'",
-        "rank 0 is at 'run directory', this rank (1) at 'end of the block'",
-    ]
+def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both():
+    calls = {how: partial(ways, how, "leaves the block") for how in EXCHANGES}
+    for how, found in all_in_ranks(2, calls, failing=calls).items():
+        assert [each.kind for each in found] == ["DifferentRanks"] * 2, how
+        assert [each.message.partition(":")[0] for each in found] == [
+            "rank 1 is at 'end of the block', this rank (0) at 'run directory'",
+            "rank 0 is at 'run directory', this rank (1) at 'end of the block'",
+        ], how
 
 
-@pytest.mark.parametrize(
-    ("how", "failing"), thinned(itertools.product(EXCHANGES, (0, 1)), [("is in the block", 0), ("gathered", 1)])
-)
-def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchanges(how, failing):
-    found = results_of(2, ways, *([how, "fails"] if failing else ["fails", how]))
-    assert (found[failing].kind, found[failing].message) == ("UsageError", "mistake")
-    assert (found[1 - failing].kind, found[1 - failing].message) == (
-        "RankFailed",
-        f"rank {failing} failed (UsageError: mistake)",
-    )
+def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchanges():
+    cases = itertools.product(EXCHANGES, (0, 1))
+    calls = {(how, failing): partial(ways, *([how, "fails"] if failing else ["fails", how])) for how, failing in cases}
+    for (how, failing), found in all_in_ranks(2, calls, failing=calls).items():
+        assert (found[failing].kind, found[failing].message) == ("UsageError", "mistake"), how
+        assert (found[1 - failing].kind, found[1 - failing].message) == (
+            "RankFailed",
+            f"rank {failing} failed (UsageError: mistake)",
+        ), how
 
 
 def test_a_failure_is_reported_rather_than_the_names_of_the_other_ranks():
@@ -158,7 +158,15 @@ def test_a_failure_is_reported_rather_than_the_names_of_the_other_ranks():
     assert [each.kind for each in found] == ["RankFailed", "RankFailed", "UsageError"]
 
 
-def collectives(how):
+COLLECTIVES = {
+    "from_first": ["all_gather", "all_gather"],
+    "gathered": ["all_gather", "gather"],
+    "all_gathered": ["all_gather", "all_gather"],
+}
+
+
+def collectives():
+    """Return way -> the collectives that an exchange calls."""
     joined, calls = join(), []
     for name in ("all_gather", "gather"):
         original = getattr(torch.distributed, name)
@@ -168,20 +176,16 @@ def collectives(how):
             return _original(*arguments, **named)
 
         setattr(torch.distributed, name, counted)
-    getattr(joined, how)("value", joined.rank)
-    return calls
+    found = {}
+    for how in COLLECTIVES:
+        getattr(joined, how)("value", joined.rank)
+        found[how] = list(calls)
+        calls.clear()
+    return found
 
 
-@pytest.mark.parametrize(
-    ("how", "calls"),
-    [
-        ("from_first", ["all_gather", "all_gather"]),
-        ("gathered", ["all_gather", "gather"]),
-        ("all_gathered", ["all_gather", "all_gather"]),
-    ],
-)
-def test_a_name_costs_no_collective(how, calls):
-    assert in_ranks(2, collectives, how) == [calls] * 2
+def test_a_name_costs_no_collective():
+    assert in_ranks(2, collectives) == [COLLECTIVES] * 2
 
 
 # --- strangers, and ranks that end ------------------------------------------------------------------------------------
@@ -267,7 +271,7 @@ def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(failing
 
 
 def test_a_block_in_which_no_rank_fails():
-    assert in_ranks(3, in_step, ()) == ["through"] * 3
+    assert in_ranks(2, in_step, ()) == ["through"] * 2
 
 
 def status_of_another():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from campaign import thinned
 from doubles import SGD, Affine, Streams
-from in_ranks import in_ranks, results_of
+from in_ranks import all_in_ranks, results_of
 
 from emrun import AbstractHook, MainLoop, TorchModel
 from emrun.hooks import ComputeStats, StopAfter
@@ -70,9 +70,33 @@ def noted(kind, batches=BATCHES):
     return hook.seen
 
 
-def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars():
-    (alone,) = in_ranks(1, noted, Notes)
-    first, second, third = in_ranks(3, noted, Notes)
+def statistics():
+    hook = Reads()
+    run(ComputeStats([{"loss": ["mean", "std", "min", "max"]}]), Notes(), hook)
+    return hook.found
+
+
+def counted():
+    hook = Counts()
+    run(hook)
+    return hook.at_end
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Return what hooks get in one process."""
+    return all_in_ranks(1, {"notes": lambda: noted(Notes), "statistics": statistics})
+
+
+@pytest.fixture(scope="module")
+def of_three():
+    """Return what hooks get on three ranks."""
+    return all_in_ranks(3, {"notes": lambda: noted(Notes), "statistics": statistics, "count": counted})
+
+
+def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars(alone, of_three):
+    (alone,) = alone["notes"]
+    first, second, third = of_three["notes"]
     assert second == third == []
     assert len(first) == len(alone)
     for one, other in zip(first, alone, strict=True):
@@ -82,26 +106,20 @@ def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars():
             assert np.isclose(one[3], other[3])
 
 
-def test_a_hook_of_every_rank_gets_its_rows():
-    found = in_ranks(2, noted, Everywhere)
+def test_a_hook_of_every_rank_gets_its_rows_and_a_rank_without_rows_does_not_call_after_batch():
+    few = [{name: values[:1] for name, values in batch.items()} for batch in BATCHES]
+    calls = {"all": lambda: noted(Everywhere), "few": lambda: noted(Everywhere, few)}
+    of_two = all_in_ranks(2, calls)
+    found = of_two["all"]
     names = [[each[1] for each in seen if each[0] == "train"] for seen in found]
     assert [first + second for first, second in zip(*names, strict=True)] == [batch["name"] for batch in BATCHES]
-
-
-def test_a_rank_without_rows_does_not_call_after_batch():
-    batches = [{name: values[:1] for name, values in batch.items()} for batch in BATCHES]
-    first, second = in_ranks(2, noted, Everywhere, batches)
+    first, second = of_two["few"]
     assert sum(len([each for each in seen if each[0] == "train"]) for seen in (first, second)) == 3
 
 
-def test_statistics_are_merged_and_the_data_of_the_epoch_is_that_of_rank_0_everywhere():
-    def found():
-        hook = Reads()
-        run(ComputeStats([{"loss": ["mean", "std", "min", "max"]}]), Notes(), hook)
-        return hook.found
-
-    (alone,) = in_ranks(1, found)
-    for each in in_ranks(3, found)[:1]:
+def test_statistics_are_merged_and_the_data_of_the_epoch_is_that_of_rank_0_everywhere(alone, of_three):
+    (alone,) = alone["statistics"]
+    for each in of_three["statistics"][:1]:
         assert each["noted"] == alone["noted"]
         assert each["loss"].keys() == alone["loss"].keys()
         for name, value in alone["loss"].items():
@@ -134,13 +152,8 @@ class Counts(AbstractHook):
         self.count += sum(each["count"] for each in states)
 
 
-def test_a_hook_that_merges_has_what_all_ranks_collected_on_rank_0():
-    def count():
-        hook = Counts()
-        run(hook)
-        return hook.at_end
-
-    assert in_ranks(3, count)[0] == 15
+def test_a_hook_that_merges_has_what_all_ranks_collected_on_rank_0(of_three):
+    assert of_three["count"][0] == 15
 
 
 def test_batches_that_differ_are_an_error_on_every_rank():

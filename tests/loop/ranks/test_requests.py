@@ -2,12 +2,12 @@
 
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
-from campaign import thinned
 from doubles import SGD, Affine, Streams
-from in_ranks import in_ranks
+from in_ranks import all_in_ranks, in_ranks
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.hooks import StopAfter
@@ -51,35 +51,65 @@ def terminate(hook):
     raise TrainingTerminated("enough")
 
 
-def test_a_limit_that_all_ranks_count_alike_ends_them_at_once():
-    for done, status, reason, _ in in_ranks(3, lambda: ended(StopAfter(iterations=7))):
-        assert (done, status, reason) == (7, "finished", "7 iterations done (StopAfter iterations: 7)")
+def terminate_alike(hook):
+    raise TrainingTerminated("enough", alike=True)
 
 
-def test_a_termination_that_all_ranks_have_alike_needs_no_agreement():
-    def terminate_alike(hook):
-        raise TrainingTerminated("enough", alike=True)
+def terminate_on_one(hook):
+    if join().rank == 1:
+        terminate(hook)
 
-    for done, _, reason, _ in in_ranks(2, lambda: ended(OnEveryRank(5, terminate_alike))):
-        assert (done, reason) == (5, "enough")
+
+def evaluate(hook):
+    hook.main_loop.run_evaluation("train")
+
+
+def calls_of_a_watcher():
+    calls = []
+    ended(Wishes(2, lambda hook: calls.append(join().rank)), StopAfter(iterations=3))
+    return calls
 
 
 class OneEpoch(AbstractHook):
     every_rank = True
 
     def after_epoch(self):
-        if join().rank == 1:
-            terminate(self)
+        terminate_on_one(self)
 
 
-def test_a_hook_that_runs_on_every_rank_and_ends_the_run_on_one_ends_all_of_them():
-    def on_one(hook):
-        if join().rank == 1:
-            terminate(hook)
+OF_TWO = {
+    "limit": lambda: ended(StopAfter(iterations=7)),
+    "alike": lambda: ended(OnEveryRank(5, terminate_alike)),
+    "on one": lambda: ended(OnEveryRank(5, terminate_on_one), StopAfter(epochs=1)),
+    "on one at the end": lambda: ended(OneEpoch(), batches=BATCHES[:20]),
+    "on rank 0": lambda: ended(Wishes(5, terminate), StopAfter(epochs=1)),
+    "evaluation": lambda: ended(
+        Wishes(5, terminate), OnEveryRank(6, evaluate), StopAfter(epochs=1), batches=BATCHES[:40]
+    ),
+    "near the end": lambda: ended(Wishes(40, terminate), StopAfter(epochs=9), batches=BATCHES[:40]),
+    "seconds": lambda: ended(StopAfter(minutes=1e-9)),
+    "watcher": calls_of_a_watcher,
+}
 
-    one, other = in_ranks(
-        2, lambda: (ended(OnEveryRank(5, on_one), StopAfter(epochs=1)), ended(OneEpoch(), batches=BATCHES[:20]))
-    )
+
+@pytest.fixture(scope="module")
+def of_two():
+    """Return how trainings of two ranks have ended."""
+    return all_in_ranks(2, OF_TWO)
+
+
+def test_a_limit_that_all_ranks_count_alike_ends_them_at_once(of_two):
+    for done, status, reason, _ in of_two["limit"]:
+        assert (done, status, reason) == (7, "finished", "7 iterations done (StopAfter iterations: 7)")
+
+
+def test_a_termination_that_all_ranks_have_alike_needs_no_agreement(of_two):
+    for done, _, reason, _ in of_two["alike"]:
+        assert (done, reason) == (5, "enough")
+
+
+def test_a_hook_that_runs_on_every_rank_and_ends_the_run_on_one_ends_all_of_them(of_two):
+    one, other = zip(of_two["on one"], of_two["on one at the end"], strict=True)
     assert one == other
     (done, *within), at_the_end = one
     assert 5 <= done < 400
@@ -87,79 +117,91 @@ def test_a_hook_that_runs_on_every_rank_and_ends_the_run_on_one_ends_all_of_them
     assert at_the_end[:3] == (20, "finished", "enough")
 
 
-def test_a_termination_on_rank_0_ends_all_ranks_after_the_same_batch():
-    found = in_ranks(3, lambda: ended(Wishes(5, terminate), StopAfter(epochs=1)))
-    assert found[0][:3] == found[1][:3] == found[2][:3]
-    assert found[0][3] == found[1][3] == found[2][3]
+def check_end_of_all(found):
+    assert all(each[:3] == found[0][:3] for each in found)
+    assert all(each[3] == found[0][3] for each in found)
     done, status, reason, _ = found[0]
     assert 5 <= done < 400
     assert (status, reason) == ("finished", "enough")
 
 
-def test_an_evaluation_by_hand_does_not_drop_a_wish():
-    def evaluates(hook):
-        hook.main_loop.run_evaluation("train")
+def test_a_termination_on_rank_0_ends_all_ranks_after_the_same_batch(of_two):
+    check_end_of_all(of_two["on rank 0"])
 
-    hooks = Wishes(5, terminate), OnEveryRank(6, evaluates), StopAfter(epochs=1)
-    for _, status, reason, _ in in_ranks(2, lambda: ended(*hooks, batches=BATCHES[:40])):
+
+@pytest.mark.campaign
+def test_a_termination_on_rank_0_ends_three_ranks_after_the_same_batch():
+    check_end_of_all(in_ranks(3, OF_TWO["on rank 0"]))
+
+
+def test_an_evaluation_by_hand_does_not_drop_a_wish(of_two):
+    for _, status, reason, _ in of_two["evaluation"]:
         assert (status, reason) == ("finished", "enough")
 
 
-def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end():
-    found = in_ranks(2, lambda: ended(Wishes(40, terminate), StopAfter(epochs=9), batches=BATCHES[:40]))
-    assert [each[:3] for each in found] == [(40, "finished", "enough")] * 2
+def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end(of_two):
+    assert [each[:3] for each in of_two["near the end"]] == [(40, "finished", "enough")] * 2
 
 
-@pytest.mark.parametrize("number", thinned([signal.SIGTERM, signal.SIGINT], [signal.SIGINT]))
-def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(number):
+def ended_by(number):
     def send(hook):
         if join().rank == 1:
             os.kill(os.getpid(), number)
 
-    found = in_ranks(2, lambda: ended(OnEveryRank(5, send), StopAfter(epochs=1)))
+    return ended(OnEveryRank(5, send), StopAfter(epochs=1))
+
+
+def ended_by_two():
+    numbers = {1: signal.SIGINT, 0: signal.SIGTERM}
+    hooks = [
+        OnEveryRank(at, lambda hook, rank=rank: join().rank == rank and os.kill(os.getpid(), numbers[rank]))
+        for at, rank in ((5, 1), (20, 0))
+    ]
+    return ended(*hooks, StopAfter(epochs=1), on_interrupt="epoch")
+
+
+def ended_by_one_twice():
+    def twice(hook):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("emrun.loop.ranks.requests._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
+        return ended(OnEveryRank(5, twice), StopAfter(epochs=1))
+
+
+@pytest.fixture(scope="module")
+def interrupted():
+    """Return how trainings of two ranks have ended that got signals."""
+    calls = {number: partial(ended_by, number) for number in (signal.SIGTERM, signal.SIGINT)}
+    return all_in_ranks(2, {**calls, "two": ended_by_two, "twice": ended_by_one_twice})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(interrupted, number):
+    found = interrupted[number]
     assert found[0] == found[1]
     assert found[0][1:3] == ("interrupted", f"interrupted by {number.name}")
 
 
-def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch():
-    def ended_by_two():
-        numbers = {1: signal.SIGINT, 0: signal.SIGTERM}
-        hooks = [
-            OnEveryRank(at, lambda hook, rank=rank: join().rank == rank and os.kill(os.getpid(), numbers[rank]))
-            for at, rank in ((5, 1), (20, 0))
-        ]
-        return ended(*hooks, StopAfter(epochs=1), on_interrupt="epoch")
-
-    first, second = in_ranks(2, ended_by_two)
+def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch(interrupted):
+    first, second = interrupted["two"]
     assert first == second
     assert first[1:3] == ("interrupted", "interrupted by SIGTERM")
     assert first[0] < len(BATCHES)
 
 
-def test_the_same_signal_twice_within_a_second_is_one(monkeypatch):
-    monkeypatch.setattr("emrun.loop.ranks.requests._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
-
-    def twice(hook):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    found = in_ranks(2, lambda: ended(OnEveryRank(5, twice), StopAfter(epochs=1)))
-    assert [each[1] for each in found] == ["interrupted"] * 2
+def test_the_same_signal_twice_within_a_second_is_one(interrupted):
+    assert [each[1] for each in interrupted["twice"]] == ["interrupted"] * 2
 
 
-def test_a_limit_in_seconds_is_that_of_the_first_rank_that_reaches_it():
-    found = in_ranks(2, lambda: ended(StopAfter(minutes=1e-9)))
+def test_a_limit_in_seconds_is_that_of_the_first_rank_that_reaches_it(of_two):
+    found = of_two["seconds"]
     assert found[0][:2] == found[1][:2]
 
 
-def test_a_rank_0_hook_that_only_watches_runs_on_rank_0_only():
-    calls = []
-
-    def run():
-        ended(Wishes(2, lambda hook: calls.append(join().rank)), StopAfter(iterations=3))
-        return calls
-
-    assert in_ranks(2, run) == [[0], []]
+def test_a_rank_0_hook_that_only_watches_runs_on_rank_0_only(of_two):
+    assert of_two["watcher"] == [[0], []]
 
 
 class Clock(AbstractHook):

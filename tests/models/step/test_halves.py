@@ -5,8 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from campaign import thinned
-from in_ranks import in_ranks
+from in_ranks import all_in_ranks, in_ranks
 from torch import nn
 
 from emrun import MainLoop, TorchModel
@@ -70,14 +69,35 @@ def trained(loss, *, weighs=False, epochs=2, **arguments):
     return model.module.calls.item(), found
 
 
-@pytest.mark.parametrize(("loss", "weighs"), thinned([(of_examples, True), (scalar, False)], [(of_examples, True)]))
-def test_means_over_examples_are_silent_also_weighted_beside_batch_norm_and_dropout(loss, weighs):
-    assert [found for _, found in in_ranks(2, trained, loss, weighs=weighs)] == [[], []]
+def fails_on_halves(found, y):
+    if len(y) not in (9, 5, 4):
+        raise ValueError("no")
+    return scalar(found, y)
 
 
-@pytest.mark.parametrize("loss", thinned([total, over_positives], [over_positives]))
-def test_sums_are_said_too(loss):
-    assert [len(found) for _, found in in_ranks(2, trained, loss)] == [1, 1]
+@pytest.fixture(scope="module")
+def of_two():
+    """Return what two ranks say of losses."""
+    calls = {
+        "of examples": lambda: trained(of_examples, weighs=True),
+        "scalar": lambda: trained(scalar),
+        "total": lambda: trained(total),
+        "over positives": lambda: trained(over_positives),
+        "fails on halves": lambda: trained(fails_on_halves),
+        ("contrastive", False): lambda: trained(contrastive),
+        ("contrastive", True): lambda: trained(contrastive, sync_batch_norm=True),
+    }
+    return all_in_ranks(2, calls)
+
+
+@pytest.mark.parametrize("loss", ["of examples", "scalar"])
+def test_means_over_examples_are_silent_also_weighted_beside_batch_norm_and_dropout(of_two, loss):
+    assert [found for _, found in of_two[loss]] == [[], []]
+
+
+@pytest.mark.parametrize("loss", ["total", "over positives"])
+def test_sums_are_said_too(of_two, loss):
+    assert [len(found) for _, found in of_two[loss]] == [1, 1]
 
 
 def test_nothing_is_compared_in_one_process():
@@ -85,21 +105,19 @@ def test_nothing_is_compared_in_one_process():
         assert trained(contrastive, **arguments)[1] == []
 
 
-@pytest.mark.parametrize("synchronises", thinned([False, True], [True]))
-def test_it_is_said_on_several_ranks_and_sync_batch_norm_does_not_silence_it(synchronises):
-    for calls, found in in_ranks(2, trained, contrastive, sync_batch_norm=synchronises):
+@pytest.mark.parametrize("synchronises", [False, True])
+def test_it_is_said_on_several_ranks_and_sync_batch_norm_does_not_silence_it(of_two, synchronises):
+    for calls, found in of_two["contrastive", synchronises]:
         assert calls == 6
         (message,) = found
         assert message.startswith("several ranks: the loss looks at the whole batch: it is ")
         assert message.endswith("emrun.all_gather in forward makes them so")
-    assert [found for _, found in in_ranks(2, trained, of_examples, sync_batch_norm=synchronises)] == [[], []]
 
 
-def fails_on_halves(found, y):
-    if len(y) not in (9, 5, 4):
-        raise ValueError("no")
-    return scalar(found, y)
+@pytest.mark.campaign
+def test_means_over_examples_are_silent_beside_sync_batch_norm_too():
+    assert [found for _, found in in_ranks(2, trained, of_examples, sync_batch_norm=True)] == [[], []]
 
 
-def test_a_loss_that_fails_on_halves_is_left_to_the_step():
-    assert [found for _, found in in_ranks(2, trained, fails_on_halves)] == [[], []]
+def test_a_loss_that_fails_on_halves_is_left_to_the_step(of_two):
+    assert [found for _, found in of_two["fails on halves"]] == [[], []]

@@ -60,8 +60,12 @@ def expected(weights, uses_two):
 @pytest.mark.parametrize(
     ("weights", "uses_two"),
     thinned(
-        [((1.0, 3.0), (True, False)), ((2.0, 0.0, 1.0), (False, False, False))],
-        [((2.0, 0.0, 1.0), (False, False, False))],
+        [
+            ((1.0, 3.0), (True, False)),
+            ((2.0, 0.0), (False, False)),
+            ((2.0, 0.0, 1.0), (False, False, False)),
+        ],
+        [((2.0, 0.0), (False, False))],
     ),
 )
 def test_gradients_are_those_of_the_weighted_mean_and_none_where_no_rank_has_one(weights, uses_two):
@@ -82,6 +86,7 @@ def no_rows():
 
 
 @needs_shards
+@pytest.mark.campaign
 def test_a_batch_without_rows_on_any_rank_is_an_error():
     for each in results_of(2, no_rows):
         assert isinstance(each, Failed)

@@ -1,7 +1,10 @@
 """The gradients of all ranks are added up."""
 
+from functools import partial
+
+import pytest
 import torch
-from in_ranks import Failed, in_ranks, results_of
+from in_ranks import Failed, all_in_ranks, in_ranks, results_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,33 +43,53 @@ def test_gradients_weights_and_losses_of_three_ranks():
         assert mean == 2
 
 
-def test_parameters_of_several_dtypes_keep_them():
-    dtypes = [torch.float64, torch.bfloat16, torch.float32]
-    for grads, fits, _ in in_ranks(2, added, dtypes, [(0, 1, 2)] * 2, (3, 1), None):
+OF_TWO = {
+    "several dtypes": partial(added, [torch.float64, torch.bfloat16, torch.float32], [(0, 1, 2)] * 2, (3, 1), None),
+    "bfloat16": partial(added, [torch.bfloat16], [(0,)] * 2, (256, 1), (1.0, 258.0)),
+    "of one rank and of none": partial(added, [torch.float32] * 3, [(0, 1), (0,)], (1, 1), None),
+    "without rows": partial(added, [torch.float32], [(0,), ()], (4, 0), (3.0, 0.0)),
+    "without parameters": partial(added, [], [(), ()], (1, 3), (4.0, 8.0)),
+    "strides": lambda: strided(),
+    "passes": lambda: backward_passes((None, None)),
+    "left out on one rank": lambda: backward_passes((5, None)),
+    "left out on all ranks": lambda: backward_passes((2, 2)),
+    "frozen": lambda: backward_passes((None, None), frozen=3),
+    "in parts": lambda: backward_passes((None, None), twice=True),
+}
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    """Return what two ranks get of each call."""
+    return all_in_ranks(2, OF_TWO)
+
+
+def test_parameters_of_several_dtypes_keep_them(of_two):
+    for grads, fits, _ in of_two["several dtypes"]:
         assert grads == [[11], [22], [33]]
         assert all(fits)
 
 
-def test_weights_are_exact_if_all_parameters_are_bfloat16():
-    for grads, fits, mean in in_ranks(2, added, [torch.bfloat16], [(0,)] * 2, (256, 1), (1.0, 258.0)):
+def test_weights_are_exact_if_all_parameters_are_bfloat16(of_two):
+    for grads, fits, mean in of_two["bfloat16"]:
         assert grads == [[11]]
         assert all(fits)
         assert mean == 2
 
 
-def test_a_gradient_of_one_rank_is_that_of_all_and_one_of_none_stays_none():
-    for grads, _, _ in in_ranks(2, added, [torch.float32] * 3, [(0, 1), (0,)], (1, 1), None):
+def test_a_gradient_of_one_rank_is_that_of_all_and_one_of_none_stays_none(of_two):
+    for grads, _, _ in of_two["of one rank and of none"]:
         assert grads == [[11], [2], None]
 
 
-def test_a_rank_without_rows_counts_nothing():
-    for grads, _, mean in in_ranks(2, added, [torch.float32], [(0,), ()], (4, 0), (3.0, 0.0)):
+def test_a_rank_without_rows_counts_nothing(of_two):
+    for grads, _, mean in of_two["without rows"]:
         assert grads == [[1]]
         assert mean == 3
 
 
-def test_without_trained_parameters_the_loss_is_still_the_mean():
-    for _, _, mean in in_ranks(2, added, [], [(), ()], (1, 3), (4.0, 8.0)):
+def test_without_trained_parameters_the_loss_is_still_the_mean(of_two):
+    for _, _, mean in of_two["without parameters"]:
         assert mean == 7
 
 
@@ -129,32 +152,32 @@ def backward_passes(without, twice=False, frozen=None):
     return during, [grad is None for grad, _ in found[2]]
 
 
-def test_buckets_are_sent_during_the_backward_pass_after_the_first_one():
-    for during, missing in in_ranks(2, backward_passes, (None, None)):
+def test_buckets_are_sent_during_the_backward_pass_after_the_first_one(of_two):
+    for during, missing in of_two["passes"]:
         assert during[0] == 0
         assert during[1] == during[2] >= 2
         assert not any(missing)
 
 
-def test_a_layer_that_one_rank_leaves_out_delays_only_what_that_rank_sends():
-    (first, missing), (second, others) = in_ranks(2, backward_passes, (5, None))
+def test_a_layer_that_one_rank_leaves_out_delays_only_what_that_rank_sends(of_two):
+    (first, missing), (second, others) = of_two["left out on one rank"]
     assert first[1:] == [0, 0]
     assert second[1] >= 2
     assert not any(missing + others)
 
 
-def test_a_layer_that_all_ranks_leave_out_has_no_gradient():
-    for _, missing in in_ranks(2, backward_passes, (2, 2)):
+def test_a_layer_that_all_ranks_leave_out_has_no_gradient(of_two):
+    for _, missing in of_two["left out on all ranks"]:
         assert missing == [number // 2 == 2 for number in range(12)]
 
 
-def test_frozen_parameters_are_laid_out_anew():
-    for _, missing in in_ranks(2, backward_passes, (None, None), frozen=3):
+def test_frozen_parameters_are_laid_out_anew(of_two):
+    for _, missing in of_two["frozen"]:
         assert missing == [number // 2 == 3 for number in range(12)]
 
 
-def test_gradients_that_arrive_in_parts_are_sent_at_the_end():
-    for during, _ in in_ranks(2, backward_passes, (None, None), twice=True):
+def test_gradients_that_arrive_in_parts_are_sent_at_the_end(of_two):
+    for during, _ in of_two["in parts"]:
         assert during == [0, 0, 0]
 
 
@@ -183,5 +206,5 @@ def strided():
     return layer.weight.grad.stride() == layer.weight.stride(), torch.equal(layer.weight.grad, expected)
 
 
-def test_gradients_keep_the_strides_of_the_parameters():
-    assert in_ranks(2, strided) == [(True, True)] * 2
+def test_gradients_keep_the_strides_of_the_parameters(of_two):
+    assert of_two["strides"] == [(True, True)] * 2

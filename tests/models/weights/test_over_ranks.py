@@ -1,8 +1,10 @@
 """The parameters and buffers of all ranks stay the same."""
 
+from functools import partial
+
 import pytest
 import torch
-from in_ranks import in_ranks, results_of
+from in_ranks import all_in_ranks, in_ranks
 
 from emrun.models.weights.over_ranks import broadcast, check_equal_on_ranks
 from emrun.ranks.group import join
@@ -30,13 +32,24 @@ def compared(changed, dtype):
     return "alike"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_parameters_that_are_equal_on_all_ranks(dtype):
-    assert in_ranks(2, compared, None, dtype) == ["alike"] * 2
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def of_three():
+    """Return what three ranks say whose parameters are equal, or of which one differs."""
+    calls = {dtype: partial(compared, None, dtype) for dtype in DTYPES}
+    calls |= {name: partial(compared, name, torch.float32) for name in "ab"}
+    return all_in_ranks(3, calls, failing=("a", "b"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_that_are_equal_on_all_ranks(of_three, dtype):
+    assert of_three[dtype] == ["alike"] * 3
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_a_parameter_that_differs_in_its_last_bit_is_named_on_all_ranks(name):
-    for each in results_of(3, compared, name, torch.float32):
+def test_a_parameter_that_differs_in_its_last_bit_is_named_on_all_ranks(of_three, name):
+    for each in of_three[name]:
         assert each.kind == "DifferentRanks"
         assert each.message.startswith(f"parameter {name!r} differs between rank 0 and rank 1: code that changes it")
