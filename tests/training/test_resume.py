@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from campaign import thinned
-from training.resuming import FEW_HOOKS, HOOKS, config_of, result, resumed, stopped, straight, train_with
+from training.resuming import FEW_HOOKS, config_of, result, resumed, stopped, straight, train_with, trained
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.encoding import encode
@@ -36,8 +36,7 @@ def test_a_finished_run_has_nothing_to_do(project, caplog):
 def test_a_later_end_continues_and_ends_like_a_longer_training(project):
     directory = stopped(project, config_of(hooks=FEW_HOOKS))
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir=project / "straight"))
-    assert result(directory) == result(project / "straight")
+    assert result(directory) == straight(project, config_of(hooks=FEW_HOOKS))
     assert "epochs: 2" in (directory / "config.yaml").read_text()
     assert "epochs: 1" in (directory / "config-1.yaml").read_text()
     assert "hooks.StopAfter.epochs" in (directory / "trace.yaml").read_text()
@@ -132,11 +131,10 @@ def test_an_older_checkpoint_becomes_the_latest_and_the_metrics_go_back_to_it(pr
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(project):
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir=project / "straight"))
     training = create_training(config_of(hooks=FEW_HOOKS), output_dir=project / "run")
     training.main_loop.run.release()  # as the kernel does when the process is killed
     resumed(project / "run")
-    assert result(project / "run") == result(project / "straight")
+    assert result(project / "run") == straight(project, config_of(hooks=FEW_HOOKS))
     assert "status: killed" in (project / "run" / "trace.yaml").read_text()
 
 
@@ -199,8 +197,7 @@ def test_an_earlier_checkpoint_gives_a_name_back_to_where_it_was(project):
 def test_a_csv_file_is_continued_by_its_hook_when_another_one_is_removed(project):
     config = config_of(hooks=FEW_HOOKS)
     config["hooks"] = [
-        *(hook for hook in HOOKS if hook != "WriteCSV"), {"WriteCSV": {"output_file": "a.csv"}},
-        {"WriteCSV": {"output_file": "b.csv"}},
+        *FEW_HOOKS[:-1], {"WriteCSV": {"output_file": "a.csv"}}, {"WriteCSV": {"output_file": "b.csv"}}, FEW_HOOKS[-1],
     ]  # fmt: skip
     straight(project, config)
     directory = stopped(project, config)
@@ -300,8 +297,7 @@ def test_a_copy_of_a_run_is_resumed_as_the_run_and_leaves_the_run_alone(project,
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     train(resume_training(project / "copy", ["hooks.StopAfter.epochs=2"], name))
     assert {path: path.read_bytes() for path in before} == before
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir=project / "straight"))
-    assert result(project / "copy") == result(project / "straight")
+    assert result(project / "copy") == straight(project, config_of(hooks=FEW_HOOKS))
     trace = read_trace(project / "copy")
     assert trace["directory"] == str(project / "copy")
     assert trace["resumes"][-1]["before"]["directory"] == str(directory)
@@ -348,8 +344,7 @@ def test_a_run_whose_block_has_simply_ended_continues_from_its_checkpoint(projec
     said = ["nothing to do: the run is finished", "to train longer, resume with its checkpoint: --checkpoint latest"]
     assert caplog.messages[-2:] == said
     train(resume_training(directory, checkpoint_name="latest"))
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir=project / "straight"))
-    assert result(directory) == result(project / "straight")
+    assert result(directory) == straight(project, config_of(hooks=FEW_HOOKS))
 
 
 def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):
@@ -440,7 +435,7 @@ def files_of(directory):
 def turned(project, monkeypatch):
     """A project with the run `other`, whose link `current` leads to the directory `run`; both are compared later."""
     monkeypatch.chdir(project)
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir="other"))
+    trained(config_of(hooks=FEW_HOOKS), project / "other")
     turn("run")
     return project
 
@@ -466,7 +461,7 @@ def test_a_link_above_the_run_that_is_turned_leads_no_run_into_another_one(turne
 
 
 def test_a_resume_of_a_link_that_is_turned_stays_in_its_run(turned):
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir="run"))
+    trained(config_of(hooks=FEW_HOOKS), turned / "run")
     before = files_of(turned / "other")
     training = resume_training("current", ["hooks.StopAfter.epochs=3"])
     turn("other")
@@ -476,7 +471,7 @@ def test_a_resume_of_a_link_that_is_turned_stays_in_its_run(turned):
 
 
 def test_an_evaluation_of_a_link_that_is_turned_has_one_run(turned, monkeypatch):
-    train(create_training(config_of(hooks=FEW_HOOKS), output_dir="run"))
+    trained(config_of(hooks=FEW_HOOKS), turned / "run")
     before = files_of(turned / "other")
     original = evaluation.assemble_alike
     monkeypatch.setattr(evaluation, "assemble_alike", lambda *a, **k: (turn("other"), original(*a, **k))[1])
