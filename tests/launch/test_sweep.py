@@ -99,6 +99,7 @@ def test_a_second_signal_kills_a_trial_that_hangs(project, emrun):
     assert statuses(project) == ["finished"] * 2
 
 
+@pytest.mark.campaign
 def test_a_trial_that_another_process_trains_is_left_to_it_and_waited_for(project, emrun):
     do(project, "trial")
     assert emrun("sweep", "-q", "config.yaml", "-p", "model.lr=[0.1]").returncode == 1
@@ -132,7 +133,7 @@ def test_two_sweeps_in_one_directory_divide_the_trials(project):
         each.stdout.close()
 
 
-@pytest.mark.parametrize(("on_error", "started"), [("continue", 2), ("stop", 1)])
+@pytest.mark.parametrize(("on_error", "started"), thinned([("continue", 2), ("stop", 1)], [("stop", 1)]))
 def test_a_failed_trial_is_skipped_or_ends_the_sweep(project, emrun, on_error, started):
     arguments = ("-p", "model.fails=[true, false]", "model.lr=0.1", f"sweep.on_error={on_error}")
     done = emrun("sweep", "config.yaml", *arguments, "-p", "model.lr=[0.1]")
@@ -170,6 +171,7 @@ def test_a_trial_whose_config_is_refused_has_failed_until_it_is_deleted(project,
     assert statuses(project) == ["finished", "finished"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("status", thinned([74, 75, 78], [75]))
 def test_a_trial_that_ends_with_a_status_of_emrun_fails_alone_and_is_not_started_for_ever(project, emrun, status):
     code = (project / "my_code.py").read_text()

@@ -174,6 +174,7 @@ class FailsOnce(AbstractHook):
 FAILURES = [("before_evaluation", "valid"), ("after_batch", "valid"), ("after_epoch_profile", None)]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("event", "stream"), thinned(FAILURES, FAILURES[1:2]))
 def test_a_failure_after_the_train_stream_keeps_the_batches_of_the_epoch(project, event, stream):
     with pytest.raises(RuntimeError, match="no"):

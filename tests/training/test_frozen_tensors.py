@@ -148,6 +148,7 @@ def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tm
     assert inodes(run) == [inodes(run)[0]] * has_frozen.count(True)
 
 
+@pytest.mark.campaign
 def test_averages_share_the_frozen_tensors_and_a_resume_is_exact(tmp_path):
     straight = run_of(tmp_path / "straight", AVERAGES)
     assert names_in(places_in(straight)[-1]) == {FROZEN, UNFROZEN, INDEX, "training.safetensors"}
@@ -239,6 +240,7 @@ def test_few_frozen_bytes_are_in_the_one_file(tmp_path):
     assert names_in(places_in(trained(tmp_path, config=config).output_dir)[0]) == {"model.safetensors"}
 
 
+@pytest.mark.campaign
 def test_a_run_whose_checkpoints_have_one_file_goes_on(tmp_path, monkeypatch, shared):
     with monkeypatch.context() as patch:
         patch.setattr("emrun.storage.checkpoints.weights.LEAST_APART", 10**9)

@@ -45,7 +45,7 @@ SWEPT = [  # some in every test run, with some of the events; all with all event
 ]  # fmt: skip
 SWEEPS = [
     *(
-        pytest.param(*case, 5 * number, 53, marks=pytest.mark.campaign if number in (0, 1, 2, 4, 5) else ())
+        pytest.param(*case, 5 * number, 80, marks=pytest.mark.campaign if number in (0, 1, 2, 4, 5) else ())
         for number, case in enumerate(SWEPT)
     ),
     *(pytest.param(*kind, size, 0, 1, marks=pytest.mark.campaign) for size in (None, 3) for kind in KINDS),
@@ -81,7 +81,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
         training = resume_training(directory)
         if training is None:
             break
-        hook = Interrupt(9)  # an evaluation, which begins anew each time, has eight events after before_epoch
+        hook = Interrupt(14)  # an evaluation, which begins anew each time, has eight events after before_epoch
         train_with(training, hook)
     else:
         raise AssertionError("the training makes no progress")

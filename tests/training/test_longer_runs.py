@@ -117,6 +117,7 @@ def test_an_accepted_plan_gives_the_rates_that_it_promised(project, caplog):
     assert f"; on_extend=replan after 10 updates, from {before[-1]:.3g} to {expected[0]:.3g}" in caplog.text
 
 
+@pytest.mark.campaign
 def test_a_number_that_is_set_over_time_follows_the_same_rules(project):
     def weight_decay(run):
         state = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
@@ -183,6 +184,7 @@ def test_groups_of_different_rates_are_shown_apart(project):
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
 
 
+@pytest.mark.campaign
 def test_a_longer_run_of_another_schedule_is_not_an_extension(project):
     directory, _ = trained(project, {"class": "Linear"})
     rates = longer(directory, "model.scheduler.final=0.5")

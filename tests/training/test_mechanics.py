@@ -209,14 +209,14 @@ def check(
 
 
 def test_without_any(project):
-    check(project, kills=KILLS[::2], places=("the end of an epoch",))
+    check(project, kills=KILLS[::2], places=())
 
 
-TWICE = ("accumulate", "optimizer of two modes", "AverageWeights")
+TWICE = ("accumulate",)
 """What is also interrupted in an evaluation, then after a batch of the next epoch, in `make test`."""
 
 
-FEW = (*TWICE, "micro batches", "metric of a stream", "SetOverTime")
+FEW = (*TWICE, "optimizer of two modes", "AverageWeights", "metric of a stream")
 """What `make test` has alone; it has others in `PAIRS`, and schedules, groups, clipping and norms in their tests."""
 
 
@@ -233,6 +233,7 @@ def test_alone_at_every_place(project, names):
     check(project, *names, after="an evaluation")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", thinned(["AverageWeights", "optimizer of two modes"], ["AverageWeights"]))
 def test_a_checkpoint_by_a_signal_within_an_evaluation_that_has_other_weights(project, name):
     (project / "mechanics_parts.py").write_text(PARTS)

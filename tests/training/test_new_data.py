@@ -219,6 +219,7 @@ def test_rows_without_the_target_where_the_train_rows_are_not(split, normalize):
     assert Path("there.csv").read_bytes() == Path("here.csv").read_bytes()
 
 
+@pytest.mark.campaign
 def test_targets_of_new_rows_do_not_matter(caplog):
     table("t.csv", 30)
     run = run_of(TABLE, linear(2, 3))
@@ -524,6 +525,7 @@ def test_probabilities_follow_the_loss(dataset, count, loss, probabilities, colu
         assert (found["class"] == given.argmax(1)).all()
 
 
+@pytest.mark.campaign
 def test_of_several_losses_a_variable_chooses_one(monkeypatch):
     table("t.csv", 30, "name,a,b,label,city")
     table("new.csv", 4, "name,a,b")
@@ -618,6 +620,7 @@ def test_the_command_takes_a_stream_or_data():
     assert "p.csv: 6 rows of stream valid: id, class, name" in told
 
 
+@pytest.mark.campaign
 def test_a_mixture_reads_new_data_by_the_dataset_that_is_left(pictures):
     one = {"class": "emrun.datasets.ImageFolder", "train": "train"}
     dataset = {

@@ -58,6 +58,7 @@ def test_an_evaluation_by_hand_and_by_the_command_reads_all(tmp_path, caplog):
     assert by_hand == whole != {"valid": part}
 
 
+@pytest.mark.campaign
 def test_more_batches_than_there_are_is_all_of_them_once(tmp_path):
     config = {**SMALL, "main_loop": {"extra_streams": [{"valid": {"batches": 1000}}]}}
     assert metrics(trained(tmp_path / "part", config=config)) == metrics_in(finished(tmp_path, config=SMALL))

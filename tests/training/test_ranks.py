@@ -563,6 +563,7 @@ def test_ranks_with_different_configs_are_an_error(project):
     assert not (project / "run").exists()
 
 
+@pytest.mark.campaign
 def test_batch_norm_never_gets_one_row_and_its_buffers_are_those_of_rank_0_after_an_epoch(project):
     config = config_of(model__module={"class": "parts.normed"}, dataset__batch_size=34)  # and a batch of 3 rows
 

@@ -137,6 +137,7 @@ def test_the_order_of_a_resume_in_the_middle_of_an_epoch(project):
     assert hook.events.count("before_epoch 2") == 1
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("iterations", thinned([0, 5], [5]))
 def test_nothing_is_loaded_twice_between_epochs(project, iterations):
     hook = Events()
@@ -208,6 +209,7 @@ def test_an_epoch_by_hand_is_resumed_in_its_middle(project, hooked):
     assert result(project / "run")["metrics"] == result(project / "straight")["metrics"]
 
 
+@pytest.mark.campaign
 def test_a_warning_of_loading_is_logged_once(project, caplog):
     ended(project, config_of(hooks=FEW_HOOKS), "hooks.StopAfter.iterations=7")
     other = ["hooks.SaveBest={variable: loss, condition: min}", "hooks.StopAfter.iterations=99"]

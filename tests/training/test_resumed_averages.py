@@ -21,6 +21,7 @@ def config_with(**arguments):
     return config
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("step", thinned([40, 3], [40]))
 def test_a_resume_is_exact_from_every_kind_of_event(project, step):
     config = config_with()

@@ -203,8 +203,8 @@ def final(training):
 
 
 FEW = {
-    *("adafactor", "adam", "adam_fused", "keeps", "lookahead", "schedulefree_adamw", "sgd", "sparse"),
-    *("after_a_warm_up", "chained", "cyclic", "in_a_warm_up", "one_cycle", "restarts", "sequence", "table"),
+    *("adafactor", "adam", "keeps", "lookahead", "schedulefree_adamw", "sparse"),
+    *("in_a_warm_up", "one_cycle", "sequence", "table"),
 }
 """Of those with states of one kind, one for `make test`."""
 

@@ -25,6 +25,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.campaign
 def test_a_new_peak_of_a_one_cycle_schedule_counts(project):
     config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 40, "step_on": "update"}

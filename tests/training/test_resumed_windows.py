@@ -22,6 +22,7 @@ def config_with_windows(**model):
     return config
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("model", "step"), [
     ({}, 40),
     pytest.param({}, 1, marks=pytest.mark.campaign),
