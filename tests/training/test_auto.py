@@ -36,6 +36,7 @@ def config_with(size):
     return config
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("at", "size"), thinned([("after_epoch 0", "auto"), ("after_update", 2)], [("after_update", 2)])
 )

@@ -114,6 +114,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     assert metrics_in(first) == metrics(second)
 
 
+@pytest.mark.campaign
 def test_another_seed_gives_other_bits(tmp_path):
     assert weights_in(finished(tmp_path)) != weights(trained(tmp_path, "seed=6"))
 

@@ -143,6 +143,7 @@ class CopyAtUpdate(AbstractHook):
             copy_of_run(self.main_loop, "straight", "often")
 
 
+@pytest.mark.campaign
 def test_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_with(create_training(config_in(tmp_path, epochs=2, every=2), output_dir="straight"), CopyAtUpdate())

@@ -134,6 +134,7 @@ def test_a_resume_shares_the_file_and_ends_the_same(shared, tmp_path):
     assert are_equal(values_of(run), values_of(shared))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("epochs", thinned([1, 2, 3], [2]))
 def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tmp_path, epochs):
     straight = run_of(tmp_path / "straight", epochs=4, until="2 epochs")

@@ -57,6 +57,7 @@ EXACT = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", thinned(EXACT, ["Steps"]))
 def test_a_schedule_that_does_not_depend_on_the_length_goes_on_as_a_straight_run(project, name):
     directory, config = trained(project, {"class": name, **EXACT[name]})
@@ -150,6 +151,7 @@ def test_a_second_extension_has_the_rates_of_the_run_of_its_length(project):
     assert rates[20:] == pytest.approx([RATE * (1 - (done - 6) / 24) for done in range(20, 30)])
 
 
+@pytest.mark.campaign
 def test_an_extended_run_that_is_interrupted_goes_on_exactly(project):
     directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan", "warmup": "3 updates"})
     shutil.copytree(directory, project / "other", symlinks=True)

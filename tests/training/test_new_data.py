@@ -316,6 +316,7 @@ def test_values_have_the_unit_of_the_target():
     assert exit_status(HookError("")) == 2
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("targets", thinned([{}, {"label": "label"}], [{}]))
 def test_parquet_files_with_and_without_targets(targets, caplog):
     def write(path, names, count=12, **more):
@@ -385,6 +386,7 @@ def test_shards_without_labels():
         predict("far/run", data="other.tar")
 
 
+@pytest.mark.campaign
 def test_rows_that_hugging_face_reads():
     pytest.importorskip("datasets")
     Path("t.jsonl").write_text("".join(f'{{"x": [{row}.5, 1.0], "label": {row % 2}}}\n' for row in range(10)))
@@ -684,6 +686,7 @@ def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path
     assert predict(run, "test", overrides=[given])["logits"].shape == (3, 2)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("sizes", thinned([[8], [8, 8, 9]], [[8]]))
 def test_new_shards_have_the_size_of_the_train_pictures_if_these_have_one(sizes):
     def write(path, sides):

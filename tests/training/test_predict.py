@@ -110,29 +110,30 @@ def run(finished, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_module_with_an_optional_label_gets_all_other_sources(run, emrun, tmp_path):
+def test_a_module_with_an_optional_label_gets_all_other_sources(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_modules(tmp_path, monkeypatch)
     (tmp_path / "net.py").write_text(MODULE)
     shifted = DATA.replace("(x=self.x, ", "(x=self.x, shift=self.x[:, :1] * 9, ")
     (tmp_path / "data.py").write_text(shifted + "    classes_names = ['odd', 'even']\n")
     model = "module: {class: net.Net, in_features: 4, out_features: 2}\n  inputs: [x, shift, y]\n"
     config = CONFIG[: CONFIG.index("  module:") + 2] + model + CONFIG[CONFIG.index("  optimizer:") :]
     (tmp_path / "config.yaml").write_text(config.replace("ComputeStats, ", ""))
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "own")
-    assert done.returncode == 0, done.stderr
-    done = emrun("predict", "own", "unlabelled", "-o", "p.csv", "--classes")
-    assert done.returncode == 0, done.stderr
-    assert "the batch has no 'y': forward of Net is called without it" in done.stderr
-    assert "SavePredictions leaves out words: it has values of the type object" in done.stderr
-    assert "leaves out parts: only .parquet and .jsonl can hold lists of different lengths" in done.stderr
+    train(create_training("config.yaml", output_dir="own"))
+    status, told = call("predict", "own", "unlabelled", "-o", "p.csv", "--classes")
+    assert status == 0, told
+    assert "the batch has no 'y': forward of Net is called without it" in told
+    assert "SavePredictions leaves out words: it has values of the type object" in told
+    assert "leaves out parts: only .parquet and .jsonl can hold lists of different lengths" in told
     with (tmp_path / "p.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["id", "logits.0", "logits.1", "class", "name"]
     assert all(int(row["class"]) == (float(row["logits.1"]) > float(row["logits.0"])) for row in rows)
     assert {(row["class"], row["name"]) for row in rows} <= {("0", "odd"), ("1", "even")}
-    done = emrun("predict", "-q", "own", "unlabelled", "-o", "p.jsonl", "--classes", "--variables", "id")
-    assert done.returncode == 0, done.stderr
-    done = emrun("predict", "own", "unlabelled", "-o", "q.csv", "dataset.classes=true", "model.inputs=[x, shift]")
-    assert "unknown argument 'classes'" in done.stderr
+    status, told = call("predict", "-q", "own", "unlabelled", "-o", "p.jsonl", "--classes", "--variables", "id")
+    assert status == 0, told
+    wrong = ["dataset.classes=true", "model.inputs=[x, shift]"]
+    assert "unknown argument 'classes'" in call("predict", "own", "unlabelled", "-o", "q.csv", *wrong)[1]
 
 
 def content(directory):
@@ -406,6 +407,7 @@ def test_what_a_position_is_is_told(ordered, stream, order, caplog):
         np.testing.assert_allclose([row["logits"] for row in rows], logits[numbers], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.campaign
 def test_the_order_is_told_in_json_also_on_several_ranks(ordered, emrun):
     done = emrun(
         "predict", "-q", "run", "train", "-o", "p.jsonl", "--json", "--nproc", "2", "--checkpoint", "latest", ranks=2

@@ -148,6 +148,7 @@ def test_a_dataset_of_ones_own_and_one_within_another(config, tmp_path, monkeypa
     assert load_run(tmp_path / "mixed").prepared.made == training.prepared.made
 
 
+@pytest.mark.campaign
 def test_what_no_evaluation_needs_is_kept_for_new_data_alone(config, tmp_path):
     del config["dataset"]["split"]
     run_of(config, tmp_path, main_loop={})
@@ -256,6 +257,12 @@ def test_balanced_weights_are_those_of_the_train_rows(config, tmp_path):
     training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=3"])
     training.main_loop.run_training()
     assert loss_weights(training) == expected
+
+
+@pytest.mark.campaign
+def test_an_evaluation_with_balanced_weights_is_that_with_a_list_of_them(config, tmp_path):
+    run_of(with_loss(config, tmp_path, "balanced"), tmp_path)
+    before = evaluate(tmp_path / "run", "valid")
     weighted = with_loss(config, tmp_path, [30 / (3 * count) for count in (18, 9, 3)])
     training = create_training(weighted, output_dir=tmp_path / "listed")
     training.main_loop.run_training()

@@ -283,6 +283,7 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
     assert not [each for each in caplog.messages if "code_directory" in each]
 
 
+@pytest.mark.campaign
 def test_a_run_is_resumed_without_the_directory_of_its_start_if_nothing_is_imported_from_there(project):
     (project / "gone").mkdir()
     directory = stopped(project, {**config_of(hooks=FEW_HOOKS), "code_directory": str(project / "gone")})
@@ -340,6 +341,7 @@ def test_a_finished_run_says_how_to_train_longer(project, caplog):
         assert caplog.messages[-1] == f"to train longer, resume with {way}"
 
 
+@pytest.mark.campaign
 def test_a_run_whose_block_has_simply_ended_continues_from_its_checkpoint(project, caplog):
     directory = project / "run"
     with create_training(config_of(hooks=FEW_HOOKS), output_dir=directory).main_loop:
@@ -361,6 +363,7 @@ def test_another_architecture_is_refused_with_the_values_that_the_resume_changes
     assert note.endswith(" -> 7; undo that, or train anew with `emrun train`")
 
 
+@pytest.mark.campaign
 def test_a_module_that_is_built_in_another_way_each_time_is_refused_with_the_names_of_its_tensors(project):
     (project / "anew.py").write_text(
         "import os\n\nimport torch\nfrom resume_model import Net\n\n\ndef net():\n    module = Net()\n"
@@ -457,6 +460,7 @@ def test_a_link_that_is_turned_leads_no_run_into_another_one(turned, given):
     assert sorted(path.name for path in (turned / "run" / "checkpoints").iterdir() if path.is_symlink())
 
 
+@pytest.mark.campaign
 def test_a_link_above_the_run_that_is_turned_leads_no_run_into_another_one(turned):
     Path("run").mkdir()
     training = create_training(config_of(hooks=FEW_HOOKS), output_root="current")
@@ -511,6 +515,7 @@ def test_a_resume_on_a_file_system_without_links_says_so_and_changes_nothing(pro
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
 
 
+@pytest.mark.campaign
 def test_a_file_system_without_modes_of_files_has_checkpoints(project, monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError(1, "Operation not permitted")

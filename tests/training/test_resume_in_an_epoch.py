@@ -217,6 +217,7 @@ def test_a_warning_of_loading_is_logged_once(project, caplog):
     assert caplog.text.count("now watches another statistic") == 1
 
 
+@pytest.mark.campaign
 def test_a_smaller_epoch_ends_at_once_when_it_is_full(project):
     ended(project, config_of("context", FEW_HOOKS, fixed_epoch_size=4), "hooks.StopAfter.iterations=3")
     other = ["main_loop.fixed_epoch_size=2", "hooks.StopAfter.iterations=99"]

@@ -96,6 +96,7 @@ def test_a_changed_base_rate_scales_the_schedule(project):
     assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
+@pytest.mark.campaign
 def test_another_schedule_is_refused(project):
     directory = stopped(project, scheduled(**{"class": "Constant"}))
     with pytest.raises(StateError, match=r"model.scheduler is Cosine, but was Constant; a resume cannot change it"):

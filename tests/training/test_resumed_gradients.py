@@ -42,7 +42,7 @@ def check(project, hooks, every, **model):
     return expected
 
 
-@pytest.mark.parametrize("every", thinned([40, 7], [40]))
+@pytest.mark.parametrize("every", thinned([60, 7], [60]))
 def test_a_resume_is_exact_with_all_of_them(project, every):
     decay = {"SetOverTime": {"target": "optimizer.weight_decay", "end": 0.5, "schedule": {"class": "Linear"}}}
     expected = check(project, [decay, *HOOKS.values()], every, optimizer={"class": "AdamW", "lr": 0.05})

@@ -89,6 +89,7 @@ def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
         resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.schedulers={parts}"])
 
 
+@pytest.mark.campaign
 def test_a_resume_that_outlives_its_schedule_warns_once_and_is_exact(project, caplog):
     config = config_of(hooks=FEW_HOOKS)
     config["model"]["scheduler"] = {"class": "PolynomialLR", "total_iters": 4, "step_on": "update"}

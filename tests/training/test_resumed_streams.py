@@ -241,6 +241,7 @@ def test_other_data_of_an_evaluation_are_refused_before_its_statistics_count(pro
     assert [line["epoch"] for line in epochs_of(project / "run")] == [0, 1, 2]
 
 
+@pytest.mark.campaign
 def test_longer_data_of_a_plain_stream_are_told_at_the_end_of_the_pass(project, monkeypatch, caplog):
     config = grown(project, monkeypatch, "plain")
     ended(project, config, IN_PASS_1)
@@ -261,6 +262,7 @@ def test_a_change_by_an_override_is_a_warning_that_names_it(project, monkeypatch
     assert f"this resume is not exact: stream 'train' {what}" in caplog.messages
 
 
+@pytest.mark.campaign
 def test_a_position_beyond_the_end_by_an_override_is_refused_and_undone(project, monkeypatch):
     config = grown(project, monkeypatch, "context")
     ended(project, config, IN_PASS_1)

@@ -212,6 +212,7 @@ def test_the_values_that_are_only_in_the_checkpoint_come_back(runs):
     assert files(runs / "run") == files(runs / "straight")
 
 
+@pytest.mark.campaign
 def test_a_resume_may_record_fewer_steps_or_none(runs):
     directory = runs / "run"
     train_with(resume_training(directory, ["main_loop.record_steps=0"]), StopAt(9))

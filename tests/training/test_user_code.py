@@ -238,6 +238,7 @@ def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkey
     assert problems_of(place) == [f"the git repository of {place} is left out: fatal: detected dubious ownership"]
 
 
+@pytest.mark.campaign
 def test_changes_that_are_too_large_are_left_out(repository):
     (repository / "user_a.py").write_text("a = 2\n" * 1_000_000)
     assert problems_of(repository) == [

@@ -125,6 +125,7 @@ def test_each_stream_has_its_own_metrics_and_statistics(project):
     assert predict("run", "valid", "valid.csv").columns == ("position", "score", "loss", "off")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("ranks", thinned([1, 2], [1]))
 def test_a_resume_in_the_middle_of_an_epoch_and_two_ranks_have_the_same_statistics(project, ranks):
     pytest.importorskip("torchmetrics")
