@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
+import threading
+from pathlib import Path
 
 import torch
 
@@ -213,12 +216,53 @@ def train_with(training, *hooks):
     train(training)
 
 
+_KEPT = {}
+
+
+def once(make, directory, *what):
+    """Call `make`, which trains in a directory, or leave there what it has left for an equal call in this process.
+
+    Args:
+        make: what it returns is returned for each of these calls.
+        directory: of the run, in that of the project.
+        what: all that the run depends on, but for the modules of the project.
+    """
+    project = directory.parent
+    modules = {path.name: path.read_text() for path in project.glob("*.py")}
+    key = json.dumps([what, modules, str(Path.cwd()).replace(str(project), "project")])
+    if key in _KEPT:
+        found, before, files = _KEPT[key]
+        names = [(str(before).encode(), str(directory).encode())]
+        names += [(str(before.parent).encode(), str(project).encode())]
+        for path, content in files.items():
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                target.symlink_to(content)
+                continue
+            for one, other in names:  # no checkpoint has them, whose manifest knows the bytes
+                content = content.replace(one, other)
+            target.write_bytes(content)
+        return found
+    found = make()
+    files = {}
+    for path in directory.rglob("*"):
+        if path.is_symlink() or path.is_file():
+            files[path.relative_to(directory)] = path.readlink() if path.is_symlink() else path.read_bytes()
+    _KEPT[key] = found, directory, files
+    return found
+
+
 def interrupted(config, directory, at):
     """Train until the n-th event; return the events."""
-    training = create_training(config, output_dir=directory)
-    hook = Interrupt(at)
-    train_with(training, hook)
-    return hook.events
+
+    def run():
+        training = create_training(config, output_dir=directory)
+        hook = Interrupt(at)
+        train_with(training, hook)
+        return hook.events
+
+    return once(run, directory, config, at)
 
 
 def resumed(directory):
@@ -228,17 +272,37 @@ def resumed(directory):
 
 
 def stopped(project, config=None, epochs=1):
-    directory = project / "run"
-    training = create_training(
-        config or config_of(), output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"]
-    )
-    train(training)
+    """Return the directory of a run that has made some epochs."""
+    return ended(project, config or config_of(), f"hooks.StopAfter.epochs={epochs}")
+
+
+def ended(project, config, *overrides):
+    """Return the directory of a run, whose overrides end it early."""
+    return trained(config, project / "run", *overrides)
+
+
+def straight(project, config, *overrides):
+    """Return the result of a run that nothing ends early."""
+    return result(trained(config, project / "straight", *overrides))
+
+
+def trained(config, directory, *overrides):
+    """Return the directory, in that of the project, of a run that has ended."""
+
+    def run():
+        train(create_training(config, output_dir=directory, overrides=overrides))
+
+    once(run, directory, config, overrides)
     return directory
 
 
-def straight(project, config):
-    train(create_training(config, output_dir=project / "straight"))
-    return result(project / "straight")
+def copy_of_run(loop, directory, target):
+    """Copy the run directory of a running loop, when none of its threads writes there."""
+    loop.wait_for_checkpoints()
+    for thread in threading.enumerate():
+        if thread.name == "emrun-code":
+            thread.join()
+    shutil.copytree(directory, target, symlinks=True)
 
 
 def result(directory, has_best=True):

@@ -2,11 +2,10 @@
 
 import pytest
 from campaign import thinned
-from training.resuming import FEW_HOOKS, config_of, interrupted, result, resumed
+from training.resuming import FEW_HOOKS, config_of, interrupted, result, resumed, straight
 
-from emrun import create_training, load_config
+from emrun import load_config
 from emrun.storage.run import CONFIG
-from emrun.training.create import train
 
 MODULE = """
 import torch
@@ -37,16 +36,16 @@ def config_with(size):
     return config
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("at", "size"), thinned([("after_epoch 0", "auto"), ("after_update", 2)], [("after_update", 2)])
 )
 def test_a_resume_from_before_or_after_the_search_gives_a_run_with_the_number(project, at, size):
     (project / "small_model.py").write_text(MODULE)
-    train(create_training(config_with(2), output_dir=project / "straight"))
     interrupted(config_with("auto"), project / "run", at)
     assert load_config(project / "run")["model"]["micro_batch_size"] == size
     resumed(project / "run")
-    assert result(project / "run") == result(project / "straight")
+    assert result(project / "run") == straight(project, config_with(2))
 
 
 def test_the_number_is_in_the_config_and_the_same_command_resumes(project, emrun):

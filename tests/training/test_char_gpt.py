@@ -28,7 +28,8 @@ def project(tmp_path, monkeypatch):
     return project
 
 
-@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.timeout(900)
 def test_whatever_happens_to_the_run_it_ends_the_same(project, emrun, size):
     updates, overrides, characters = SIZES[size]

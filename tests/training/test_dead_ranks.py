@@ -96,7 +96,7 @@ def trained(way, dies, directory):
     return train(create_training(config_of(way), output_dir=directory)).status
 
 
-IN_SHORT = [("windows", "evaluation", 0), ("sharded", "commit", 0)]
+IN_SHORT = [("sharded", "commit", 0)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
-from training.tiny import CONFIG, metrics, trace, trained
+from training.tiny import CONFIG, finished, metrics_in, trace
 
 from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.datasets.majority import Majority
@@ -15,9 +15,9 @@ from emrun.training.evaluate import evaluate
 
 
 def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
-    training = trained(tmp_path)
-    found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
-    assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
+    run = finished(tmp_path)
+    found = evaluate(run, "valid", checkpoint_name="latest")
+    assert found == {"valid": metrics_in(run)[-1]["streams"]["valid"]}
 
 
 class Endless(Majority):
@@ -32,16 +32,16 @@ def test_a_train_stream_without_an_end_is_evaluated_on_as_many_batches_as_an_ove
     caplog.set_level("INFO")
     dataset = {**CONFIG["dataset"], "class": f"{__name__}.Endless"}
     config = {**CONFIG, "dataset": dataset, "main_loop": {**CONFIG["main_loop"], "fixed_epoch_size": 2}}
-    training = trained(tmp_path, config=config)
-    found = evaluate(training.output_dir, "train", ["main_loop.fixed_epoch_size=3"])
+    run = finished(tmp_path, config=config)
+    found = evaluate(run, "train", ["main_loop.fixed_epoch_size=3"])
     assert found["train"]["loss"]["mean"] > 0
     assert not any("read whole" in each for each in caplog.messages)
 
 
 def test_a_train_stream_is_evaluated_whole_and_the_log_says_how_to_read_a_part(tmp_path, caplog):
     caplog.set_level("INFO")
-    training = trained(tmp_path, config={**CONFIG, "main_loop": {**CONFIG["main_loop"], "fixed_epoch_size": 2}})
-    evaluate(training.output_dir, "train")
+    run = finished(tmp_path, config={**CONFIG, "main_loop": {**CONFIG["main_loop"], "fixed_epoch_size": 2}})
+    evaluate(run, "train")
     assert (
         "stream 'train' is read whole, not 2 batches as in an epoch of the training; if it has no end, add an "
         "override: main_loop.fixed_epoch_size=2"
@@ -49,61 +49,61 @@ def test_a_train_stream_is_evaluated_whole_and_the_log_says_how_to_read_a_part(t
 
 
 def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
-    training = trained(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")}
-    evaluate(training.output_dir, "valid", output_dir=tmp_path / "mine")
-    assert {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")} == before
+    run = finished(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    evaluate(run, "valid", output_dir=tmp_path / "mine")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert (tmp_path / "mine" / "valid-1" / "metrics.jsonl").exists()
 
 
 def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
-    training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
-    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]
+    run = finished(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
+    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics_in(run)]
     assert min(losses) < losses[-1]
-    assert evaluate(training.output_dir, "valid")["valid"]["loss"]["mean"] == min(losses)
+    assert evaluate(run, "valid")["valid"]["loss"]["mean"] == min(losses)
 
 
 def test_an_evaluation_has_a_directory_of_its_own_and_leaves_the_run_alone(tmp_path):
-    training = trained(tmp_path)
-    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    run = finished(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for _ in range(2):
-        evaluate(training.output_dir, "valid")
+        evaluate(run, "valid")
     assert before == {path: path.read_bytes() for path in before}
-    assert sorted(path.name for path in (training.output_dir / "eval").iterdir()) == ["valid-1", "valid-2"]
-    line = json.loads((training.output_dir / "eval" / "valid-1" / "metrics.jsonl").read_text())
+    assert sorted(path.name for path in (run / "eval").iterdir()) == ["valid-1", "valid-2"]
+    line = json.loads((run / "eval" / "valid-1" / "metrics.jsonl").read_text())
     assert list(line["streams"]) == ["valid"]
-    assert trace(training.output_dir / "eval" / "valid-1")["status"] == "finished"
+    assert trace(run / "eval" / "valid-1")["status"] == "finished"
 
 
 def test_an_evaluation_leaves_the_random_states_of_the_process_as_they_were_seeded(tmp_path):
-    training = trained(tmp_path)
+    run = finished(tmp_path)
     states = []
     for _ in range(2):
-        evaluate(training.output_dir, "valid")
+        evaluate(run, "valid")
         states.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert states[0] == states[1]
 
 
 def test_an_overlay_changes_the_evaluation_of_its_stream_only(tmp_path):
     overlay = {"valid": {"hooks": [{"ComputeStats": {"variables": [{"logit": ["max"]}]}}], "dataset": {"n": 100}}}
-    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
-    assert list(evaluate(training.output_dir, "valid")["valid"]) == ["logit"]
-    assert list(evaluate(training.output_dir, "train")["train"]) == ["loss"]
+    run = finished(tmp_path, config={**CONFIG, "eval": overlay})
+    assert list(evaluate(run, "valid")["valid"]) == ["logit"]
+    assert list(evaluate(run, "train")["train"]) == ["loss"]
 
 
 def test_overrides_win_over_the_overlay(tmp_path):
     overlay = {"valid": {"dataset": {"n": 100}}}
-    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    run = finished(tmp_path, config={**CONFIG, "eval": overlay})
     stats = "hooks.ComputeStats.variables=[{loss: [count]}]"
-    assert evaluate(training.output_dir, "valid", [stats])["valid"]["loss"]["count"] == 20
-    assert evaluate(training.output_dir, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
+    assert evaluate(run, "valid", [stats])["valid"]["loss"]["count"] == 20
+    assert evaluate(run, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
 
 
 def test_another_config_can_evaluate_the_weights(tmp_path):
-    training = trained(tmp_path)
+    run = finished(tmp_path)
     other = tmp_path / "other.yaml"
     YAML().dump({**CONFIG, "hooks": [{"ComputeStats": {"variables": ["logit"]}}]}, other)
-    assert list(evaluate(training.output_dir, "valid", config=other)["valid"]) == ["logit"]
+    assert list(evaluate(run, "valid", config=other)["valid"]) == ["logit"]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_another_config_can_evaluate_the_weights(tmp_path):
     ],
 )
 def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
-    training = trained(tmp_path)
+    run = finished(tmp_path)
     with pytest.raises(UsageError) as caught:
-        evaluate(training.output_dir, **{"stream": "valid", **arguments})
+        evaluate(run, **{"stream": "valid", **arguments})
     assert message in str(caught.value)
-    assert not list(training.output_dir.glob("eval/*"))
+    assert not list(run.glob("eval/*"))
 
 
 def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
@@ -127,17 +127,17 @@ def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
-    training = trained(tmp_path)
+    run = finished(tmp_path)
     with pytest.raises(StateError, match=r"in the checkpoint, .* in the module"):
-        evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
+        evaluate(run, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
 
 
 def test_damaged_weights_are_refused(tmp_path):
-    training = trained(tmp_path)
-    path = training.output_dir / "checkpoints" / "best" / "model.safetensors"
+    run = finished(tmp_path)
+    path = run / "checkpoints" / "best" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(StorageError, match="differs from its manifest") as caught:
-        evaluate(training.output_dir, "valid")
+        evaluate(run, "valid")
     assert caught.value.__notes__[0].startswith("intact checkpoints: ")

@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import Warm
 from ruamel.yaml import YAML
-from training.resuming import SEND, plain
+from training.resuming import SEND, copy_of_run, plain, train_with
 
+from emrun import AbstractHook, create_training, resume_training
 from emrun.config.names import short_names
+from emrun.training.create import train
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "digits_everything.yaml"
 
@@ -23,9 +25,6 @@ SENT = [  # an epoch has 45 iterations; rows are written every 20 updates, check
     (signal.SIGINT, "after_epoch", 405),
     (signal.SIGTERM, "train", 500),
 ]
-FEW_SENT = [(signal.SIGINT, "train", 77), (signal.SIGTERM, "valid", 90), (signal.SIGKILL, "train", 140)]
-SIGNALS = {4: FEW_SENT, 20: SENT}
-"""Epochs -> the signals within them."""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +78,7 @@ def files(directory):
 def checkpoint(place):
     manifest = json.loads((place / "manifest.json").read_text())
     state = torch.load(place / "state.pt", weights_only=True)
+    state["hooks"] = {name: each for name, each in state["hooks"].items() if "CopyAtUpdate" not in name}
     for hook in state["hooks"].values():
         hook.pop("seconds", None)  # of StopAfter
     state["record"] = {"first": state["record"]["first"], "intervals": state["record"]["intervals"]}  # lines have times
@@ -96,31 +96,30 @@ def test_the_sample_has_every_built_in_hook():
     assert sorted({*hooks(), *services}) == sorted(short_names("hook", installed=False))
 
 
-@pytest.mark.parametrize(("epochs", "every"), [(4, 4), pytest.param(20, 10, marks=pytest.mark.campaign)])
-def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun, epochs, every):
-    signals, sample = SIGNALS[epochs], SAMPLE.read_text()
+def config_in(directory, epochs, every):
+    """Write the sample with fewer epochs, and with the hook that sends signals, to a file; return it."""
+    sample = SAMPLE.read_text()
     assert "{epochs: 20," in sample
     assert "every: 10 epochs" in sample
-    sample = sample.replace("every: 10 epochs", f"every: {every} epochs")
-    (tmp_path / "send.py").write_text(SEND)
-    (tmp_path / "config.yaml").write_text(  # `hooks` is the last section
-        sample.replace("{epochs: 20,", f"{{epochs: {epochs},") + "  - send.Send\n"
-    )
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=tmp_path).returncode == 0
-    (tmp_path / "signals.json").write_text(json.dumps(signals))
-    command = ["train", "-q", "config.yaml", "--output-dir", "often"]
-    for number, *_ in signals:
-        done = emrun(*command, cwd=tmp_path)
-        assert done.returncode == -number, done.stderr
-        command = ["resume", "-q", "often"]
-    done = emrun(*command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
+    lines = [
+        line if "PlotLines" in line else line.replace("every: 10 epochs", f"every: {every} epochs")
+        for line in sample.replace("{epochs: 20,", f"{{epochs: {epochs},").splitlines()
+    ]  # the figures of PlotLines take longest
+    (directory / "send.py").write_text(SEND)
+    config = directory / "config.yaml"
+    config.write_text("\n".join([*lines, "  - send.Send\n"]))  # `hooks` is the last section
+    return config
+
+
+def assert_same(directory, epochs):
+    """Compare the files of the runs `straight` and `often`, whose pictures are of the first and the last epoch."""
+    expected, found = files(directory / "straight"), files(directory / "often")
     written = ["curves.csv", "predictions.csv", "steps.jsonl", "training.csv"]
-    written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, every) for kind in ("csv", "png")]
+    written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in epochs for kind in ("csv", "png")]
     written += ["logits.csv", "sequences.csv", "masks/valid/masks.csv", *(f"masks/valid/{n}.png" for n in range(180))]
-    for epoch in (0, every):
+    for epoch in {0, 10}.intersection(epochs):
         written += [f"visual/epoch_{epoch}/valid/{n}_batch_1_plot-logits.png" for n in range(4)]
+    for epoch in epochs:
         written += [f"examples/epoch_{epoch}/valid/examples.csv"]
         written += [f"examples/epoch_{epoch}/valid/{n + 1:02}_{n}.png" for n in range(16)]
     assert sorted(expected) == sorted(["checkpoints", "curves", "directories", "metrics", "tables", *written])
@@ -132,3 +131,36 @@ def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted
         same = {part: found["checkpoints"][name][part] == value for part, value in parts.items()}
         assert same == dict.fromkeys(parts, True), name
     assert {name: found[name] == expected[name] for name in expected} == dict.fromkeys(expected, True)
+
+
+class CopyAtUpdate(AbstractHook):
+    """Copies the run directory within an epoch, which is what a kill leaves."""
+
+    reads = ()
+
+    def after_update(self):
+        if self.main_loop.updates_done == 77:
+            copy_of_run(self.main_loop, "straight", "often")
+
+
+@pytest.mark.campaign
+def test_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_with(create_training(config_in(tmp_path, epochs=2, every=2), output_dir="straight"), CopyAtUpdate())
+    train(resume_training("often"))
+    assert_same(tmp_path, epochs=(0, 2))
+
+
+@pytest.mark.campaign
+def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun):
+    config_in(tmp_path, epochs=20, every=10)
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "signals.json").write_text(json.dumps(SENT))
+    command = ["train", "-q", "config.yaml", "--output-dir", "often"]
+    for number, *_ in SENT:
+        done = emrun(*command, cwd=tmp_path)
+        assert done.returncode == -number, done.stderr
+        command = ["resume", "-q", "often"]
+    done = emrun(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path, epochs=(0, 10))

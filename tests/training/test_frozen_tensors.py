@@ -9,11 +9,13 @@ import shutil
 import pytest
 import torch
 from campaign import thinned
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from training.resuming import Interrupt, train_with
 from training.tiny import CONFIG as TINY, trained
 
 from emrun import AbstractHook, create_training, load_run, resume_training
+from emrun.cli import emrun as commands
 from emrun.runs.pruning import Removal
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage.checkpoints.manifest import STATE, verify
@@ -101,7 +103,7 @@ def test_the_index_is_that_of_transformers(shared):
     assert set(files[FROZEN]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
-def test_every_command_reads_such_a_checkpoint(shared, tmp_path, emrun):
+def test_every_command_reads_such_a_checkpoint(shared, tmp_path):
     run = shutil.copytree(shared, tmp_path / "run", symlinks=True)
     assert inodes(run)[0] != inodes(run)[1]  # such a copy has the file ten times
     latest = values_of(run / "checkpoints" / "latest")
@@ -110,16 +112,17 @@ def test_every_command_reads_such_a_checkpoint(shared, tmp_path, emrun):
     assert are_equal(latest, values_of(run))
     for command in (
         ["eval", "-q", run, "valid"],
-        ["predict", "-q", run, "valid", "-o", "found.jsonl"],
+        ["predict", "-q", run, "valid", "-o", tmp_path / "found.jsonl"],
         ["diff", run, run],
     ):
-        done = emrun(*map(str, command), cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
+        done = CliRunner().invoke(commands, [*map(str, command)], standalone_mode=False)
+        assert (done.exception, done.return_value, done.stderr) == (None, 0, "")
     begun = trained(tmp_path / "begun", f"model.init_from={run}", config=config_of(epochs=1)).output_dir
     assert are_equal(
         load_file(begun / "checkpoints" / "latest" / FROZEN), load_file(run / "checkpoints/latest" / FROZEN)
     )
-    assert emrun("prune", "--optimizer-states", "--yes", str(run), cwd=tmp_path).returncode == 0
+    prune = ["prune", "--optimizer-states", "--yes", str(run)]
+    assert CliRunner().invoke(commands, prune, standalone_mode=False).return_value == 0
     assert are_equal(latest, values_of(run))
 
 
@@ -131,6 +134,7 @@ def test_a_resume_shares_the_file_and_ends_the_same(shared, tmp_path):
     assert are_equal(values_of(run), values_of(shared))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("epochs", thinned([1, 2, 3], [2]))
 def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tmp_path, epochs):
     straight = run_of(tmp_path / "straight", epochs=4, until="2 epochs")
@@ -145,6 +149,7 @@ def test_parameters_that_thaw_are_in_the_one_file_again_and_a_resume_is_exact(tm
     assert inodes(run) == [inodes(run)[0]] * has_frozen.count(True)
 
 
+@pytest.mark.campaign
 def test_averages_share_the_frozen_tensors_and_a_resume_is_exact(tmp_path):
     straight = run_of(tmp_path / "straight", AVERAGES)
     assert names_in(places_in(straight)[-1]) == {FROZEN, UNFROZEN, INDEX, "training.safetensors"}
@@ -157,6 +162,7 @@ def test_averages_share_the_frozen_tensors_and_a_resume_is_exact(tmp_path):
         assert are_equal(values(places_in(run)[-1]), values(last))
 
 
+@pytest.mark.campaign
 def test_averages_of_tensors_that_are_frozen_after_a_while_lie_with_the_others(tmp_path):
     class FreezeLate(AbstractHook):
         def after_epoch(self, epoch_id):
@@ -207,7 +213,7 @@ def test_without_hard_links_each_checkpoint_has_the_whole(error, tmp_path, monke
     assert (places_in(run)[0] / FROZEN).read_bytes() == (places_in(run)[1] / FROZEN).read_bytes()
 
 
-@pytest.mark.parametrize("damage", thinned(["changed", "cut", "missing", "link"], ["changed", "link"]))
+@pytest.mark.parametrize("damage", thinned(["changed", "cut", "missing", "link"], ["changed"]))
 def test_a_damaged_file_is_not_shared_any_more(damage, tmp_path):
     run = run_of(tmp_path, epochs=1)
     (place,) = places_in(run)
@@ -235,6 +241,7 @@ def test_few_frozen_bytes_are_in_the_one_file(tmp_path):
     assert names_in(places_in(trained(tmp_path, config=config).output_dir)[0]) == {"model.safetensors"}
 
 
+@pytest.mark.campaign
 def test_a_run_whose_checkpoints_have_one_file_goes_on(tmp_path, monkeypatch, shared):
     with monkeypatch.context() as patch:
         patch.setattr("emrun.storage.checkpoints.weights.LEAST_APART", 10**9)
@@ -245,6 +252,7 @@ def test_a_run_whose_checkpoints_have_one_file_goes_on(tmp_path, monkeypatch, sh
     assert are_equal(values_of(run), values_of(shared))
 
 
+@pytest.mark.campaign
 def test_a_run_that_is_interrupted_in_an_evaluation_has_the_same_files_before_and_after_the_first_batch(tmp_path):
     config = config_of(epochs=1)
     config["main_loop"]["skip_zeroth_epoch"] = False

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from training.resuming import trained
 
 from emrun import AbstractHook, MainLoop, create_model, create_training, evaluate, load_run, resume_training
 from emrun.base.errors import ConfigError
@@ -33,7 +34,7 @@ FROM_FIRST = "model.init_from=first"
 def first(tmp_path, monkeypatch):
     """The weights of the best checkpoint of a finished run, whose directory is `first`."""
     monkeypatch.chdir(tmp_path)
-    create_training(CONFIG, output_dir="first").main_loop.run_training()
+    trained(CONFIG, tmp_path / "first")
     return read_weights(tmp_path / "first" / "checkpoints" / "best")
 
 
@@ -76,14 +77,13 @@ def test_a_run_without_a_best_checkpoint_gives_its_latest(first, tmp_path):
 
 
 def test_a_resume_and_an_evaluation_need_no_other_weights(first, tmp_path):
-    straight = create_training(CONFIG, output_dir="straight", overrides=[FROM_FIRST])
-    straight.main_loop.run_training()
+    straight = trained(CONFIG, tmp_path / "straight", FROM_FIRST)
     stopped = create_training(CONFIG, output_dir="second", overrides=[FROM_FIRST, "hooks.StopAfter.epochs=1"])
     stopped.main_loop.run_training()
     shutil.rmtree("first")
     resumed = resume_training("second", ["hooks.StopAfter.epochs=2"])
     resumed.main_loop.run_training()
-    assert same(weights(resumed), weights(straight))
+    assert same(weights(resumed), read_weights(straight / "checkpoints" / "latest"))
     assert not same(weights(resumed), first)
     evaluate("second", "valid")
     assert same(weights(load_run("second", "latest")), weights(resumed))
@@ -97,6 +97,7 @@ class Fail(AbstractHook):
             raise ValueError("the third update")
 
 
+@pytest.mark.campaign
 def test_a_replay_needs_no_other_weights(first):
     hooks = [f"{__name__}.Fail", {"StopAfter": {"epochs": 1}}]
     training = create_training({**CONFIG, "hooks": hooks}, output_dir="second", overrides=[FROM_FIRST])

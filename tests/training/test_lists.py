@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 from in_ranks import in_ranks
 
 from emrun import AbstractHook, create_training, resume_training
@@ -184,12 +185,15 @@ def test_a_run_on_lists_resumes_to_the_same_bits(project, caplog):
     assert first["detections.boxes"] == [[first["score"]] * 4] * 2
 
 
-def test_parts_of_a_batch_and_ranks_train_on_lists_as_one_process(project):
+@pytest.mark.parametrize("way", thinned(["parts", "ranks"], ["parts"]))
+def test_parts_of_a_batch_and_ranks_train_on_lists_as_one_process(project, way):
     config = without_metrics()
     expected = trained("one", config=config)
-    parts = trained("parts", config=config, overrides=["model.micro_batch_size=3"])
-    assert parts == pytest.approx(expected, abs=1e-5)
-    for found in in_ranks(2, trained, "two", config=config):
+    if way == "parts":
+        every = [trained("parts", config=config, overrides=["model.micro_batch_size=3"])]
+    else:
+        every = in_ranks(2, trained, "two", config=config)
+    for found in every:
         assert found == pytest.approx(expected, abs=1e-5)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from campaign import thinned
 from doubles import SGD, Affine, Streams
-from training.resuming import Interrupt, config_of, result, train_with
+from training import resuming
+from training.resuming import Interrupt, config_of, ended, result, train_with
 
 from emrun import Factory, MainLoop, TorchModel, create_training, read_steps, resume_training
 from emrun.base.errors import StateError
@@ -24,10 +25,10 @@ def trained(project, schedule, *overrides):
     config = config_of()
     config["model"]["scheduler"] = schedule
     config["hooks"] = [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}]
-    train(create_training(config, output_dir=project / "run", overrides=overrides))
-    return project / "run", config
+    return ended(project, config, *overrides), config
 
 
+@pytest.mark.campaign
 def test_windows_of_batches_go_on_as_a_straight_run_too(project):
     directory, config = trained(project, {"class": "Constant", "cooldown": "2 updates"}, "model.accumulate=2")
     config["model"]["accumulate"] = 2
@@ -43,8 +44,9 @@ def longer(directory, *overrides, **arguments):
 def differing(directory, project, config):
     """Return what differs from a run of four epochs: weights, optimizer, step record, ..."""
     config["hooks"][-1] = {"StopAfter": {"epochs": 4}}
-    train(create_training(config, output_dir=project / "straight"))
-    whole, found = (result(each, has_best=False) for each in (project / "straight", directory))
+    whole, found = (
+        result(each, has_best=False) for each in (resuming.trained(config, project / "straight"), directory)
+    )
     return {key for key in found if found[key] != whole[key]}
 
 
@@ -55,6 +57,7 @@ EXACT = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", thinned(EXACT, ["Steps"]))
 def test_a_schedule_that_does_not_depend_on_the_length_goes_on_as_a_straight_run(project, name):
     directory, config = trained(project, {"class": name, **EXACT[name]})
@@ -115,6 +118,7 @@ def test_an_accepted_plan_gives_the_rates_that_it_promised(project, caplog):
     assert f"; on_extend=replan after 10 updates, from {before[-1]:.3g} to {expected[0]:.3g}" in caplog.text
 
 
+@pytest.mark.campaign
 def test_a_number_that_is_set_over_time_follows_the_same_rules(project):
     def weight_decay(run):
         state = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
@@ -137,6 +141,7 @@ def test_a_number_that_is_set_over_time_follows_the_same_rules(project):
     assert weight_decay(directory) == 0
 
 
+@pytest.mark.campaign
 def test_a_second_extension_has_the_rates_of_the_run_of_its_length(project):
     directory, _ = trained(project, {"class": "Linear", "warmup": "20%", "on_extend": "replan"})
     first = longer(directory)
@@ -146,6 +151,7 @@ def test_a_second_extension_has_the_rates_of_the_run_of_its_length(project):
     assert rates[20:] == pytest.approx([RATE * (1 - (done - 6) / 24) for done in range(20, 30)])
 
 
+@pytest.mark.campaign
 def test_an_extended_run_that_is_interrupted_goes_on_exactly(project):
     directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan", "warmup": "3 updates"})
     shutil.copytree(directory, project / "other", symlinks=True)
@@ -167,8 +173,7 @@ def test_a_schedule_that_is_over_needs_a_limit_of_updates(project):
 
 
 def test_a_shorter_run_is_refused_whatever_on_extend_says(project):
-    directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan"})
-    train(resume_training(directory, LONGER))
+    directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan"}, *LONGER)
     with pytest.raises(StateError, match="planned for 20 updates, and the run now makes 15: this changes the rates"):
         resume_training(directory, ["hooks.StopAfter.epochs=3"])
 
@@ -181,6 +186,7 @@ def test_groups_of_different_rates_are_shown_apart(project):
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
 
 
+@pytest.mark.campaign
 def test_a_longer_run_of_another_schedule_is_not_an_extension(project):
     directory, _ = trained(project, {"class": "Linear"})
     rates = longer(directory, "model.scheduler.final=0.5")

@@ -350,7 +350,7 @@ def test_a_module_of_ones_own_gets_the_model_of_a_run(at, tmp_path):
         "module": student, "outputs": ["logits", "wanted"], "optimizer": SGD,
         "loss": {"class": "torch.nn.MSELoss", "inputs": ["logits", "wanted"]},
     })  # fmt: skip
-    train(config, tmp_path / "student", epochs=20)
+    train(config, tmp_path / "student", epochs=10)
     assert isinstance(load_run(tmp_path / "student").model, AbstractModel)
     found = predict(tmp_path / "student", "valid")
     assert np.abs(found["logits"] - found["wanted"]).max() < 0.1

@@ -159,6 +159,7 @@ def test_what_is_wrong_with_pictures_is_said_with_the_file(pictures):
     assert len(predict(run, data="large", overrides=["dataset.size=8"])["id"]) == 2  # as the message says
 
 
+@pytest.mark.campaign
 def test_transforms_of_the_training_alone_need_no_library_to_evaluate_or_predict(pictures, monkeypatch):
     dataset = {"class": "ImageFolder", "train": "train", "split": {"valid": 0.34, "by": "label"}}
     run = run_of(dataset, linear(192, 2, source="image"))
@@ -194,6 +195,7 @@ def test_any_number_of_bad_new_examples_is_left_out_by_name(pictures, policy, ca
     assert not Path("other.csv").exists()
 
 
+@pytest.mark.campaign
 def test_many_columns_are_one_line_that_names_the_masks(pictures):
     run = run_of({"class": "ImageFolder", "train": "train"}, linear(192, 40, source="image"))
     told = CliRunner().invoke(commands, ["predict", "run", "--data", "new", "-o", "made.csv"]).output
@@ -217,6 +219,7 @@ def test_rows_without_the_target_where_the_train_rows_are_not(split, normalize):
     assert Path("there.csv").read_bytes() == Path("here.csv").read_bytes()
 
 
+@pytest.mark.campaign
 def test_targets_of_new_rows_do_not_matter(caplog):
     table("t.csv", 30)
     run = run_of(TABLE, linear(2, 3))
@@ -313,6 +316,7 @@ def test_values_have_the_unit_of_the_target():
     assert exit_status(HookError("")) == 2
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("targets", thinned([{}, {"label": "label"}], [{}]))
 def test_parquet_files_with_and_without_targets(targets, caplog):
     def write(path, names, count=12, **more):
@@ -382,6 +386,7 @@ def test_shards_without_labels():
         predict("far/run", data="other.tar")
 
 
+@pytest.mark.campaign
 def test_rows_that_hugging_face_reads():
     pytest.importorskip("datasets")
     Path("t.jsonl").write_text("".join(f'{{"x": [{row}.5, 1.0], "label": {row % 2}}}\n' for row in range(10)))
@@ -458,7 +463,7 @@ WITH_CONTEXT = """
 """
 
 
-@pytest.mark.parametrize("method", [PLAIN, WITH_CONTEXT])
+@pytest.mark.parametrize("method", thinned([PLAIN, WITH_CONTEXT], [WITH_CONTEXT]), ids=["plain", "with context"])
 def test_a_dataset_of_ones_own(method, tmp_path, monkeypatch):
     (tmp_path / "own_new.py").write_text(OWN + method)
     monkeypatch.syspath_prepend(tmp_path)
@@ -472,13 +477,13 @@ def test_a_dataset_of_ones_own(method, tmp_path, monkeypatch):
     assert weights.shape == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("", r"dataset Data has no method new_stream\(path\), .* \(its streams: train\)"),
-        (PLAIN.replace("path", "file"), r"no method new_stream\(path\), .* \(its streams: new, train\)"),
-    ],
-)
+CANNOT = [
+    ("", r"dataset Data has no method new_stream\(path\), .* \(its streams: train\)"),
+    (PLAIN.replace("path", "file"), r"no method new_stream\(path\), .* \(its streams: new, train\)"),
+]
+
+
+@pytest.mark.parametrize(("method", "message"), thinned(CANNOT, CANNOT[:1]), ids=["none", "with another parameter"])
 def test_a_dataset_that_cannot_read_new_data(method, message, tmp_path, monkeypatch):
     (tmp_path / "own_old.py").write_text(OWN + method)
     monkeypatch.syspath_prepend(tmp_path)
@@ -490,32 +495,39 @@ def test_a_dataset_that_cannot_read_new_data(method, message, tmp_path, monkeypa
         predict(run, data="nowhere")
 
 
-def test_probabilities_follow_the_loss():
+BCE = {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logits", "flag"]}
+FLAGS = {**TABLE, "columns": {"x": ["a", "b"], "flag": ["a"]}, "categories": None, "split": None}
+IMPORT_LOSS = {"import": "torch.nn.functional.cross_entropy", "inputs": ["logits", "label"]}
+OWN_LOSS = {"class": "torch.nn.MultiMarginLoss", "inputs": ["logits", "label"]}
+LOSSES = [
+    (TABLE, 2, IMPORT_LOSS, True, ["class", "name", "probability.no", "probability.yes"]),
+    (TABLE, 2, OWN_LOSS, "softmax", ["class", "name", "probability.no", "probability.yes"]),
+    (FLAGS, 1, BCE, True, ["class", "probability.0", "probability.1"]),
+    ({**FLAGS, "columns": {"x": ["a", "b"], "flag": ["a", "b"]}}, 2, BCE, True, ["probability.0", "probability.1"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "count", "loss", "probabilities", "columns"),
+    thinned(LOSSES, [LOSSES[0], LOSSES[2]]),
+    ids=["cross entropy", "as it is told", "a binary loss", "of several labels"],
+)
+def test_probabilities_follow_the_loss(dataset, count, loss, probabilities, columns):
     table("t.csv", 30, "name,a,b,label", label=["yes", "no"] * 15)
     table("new.csv", 7, "name,a,b")
-    bce = {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logits", "flag"]}
-    flags = {**TABLE, "columns": {"x": ["a", "b"], "flag": ["a"]}, "categories": None, "split": None}
-    import_loss = {"import": "torch.nn.functional.cross_entropy", "inputs": ["logits", "label"]}
-    own = {"class": "torch.nn.MultiMarginLoss", "inputs": ["logits", "label"]}
-    for dataset, count, loss, probabilities, columns in (
-        (TABLE, 2, import_loss, True, ["class", "name", "probability.no", "probability.yes"]),
-        (TABLE, 2, own, "softmax", ["class", "name", "probability.no", "probability.yes"]),
-        (flags, 1, bce, True, ["class", "probability.0", "probability.1"]),
-        ({**flags, "columns": {"x": ["a", "b"], "flag": ["a", "b"]}}, 2, bce, True, ["probability.0", "probability.1"]),
-    ):
-        run = run_of(dataset, linear(2, count, loss))
-        found = predict(run, data="new.csv", probabilities=probabilities, variables=["logits"])
-        assert list(found) == ["id", "logits", *columns]
-        logits = torch.tensor(found["logits"])
-        wide = torch.cat([-logits, logits], 1) / 2 if count == 1 else logits
-        expected = wide.sigmoid() if loss is bce and count > 1 else wide.softmax(1)
-        given = np.stack([found[name] for name in columns if "probability" in name], axis=1)
-        assert np.allclose(given, expected, atol=1e-6)
-        if "class" in columns:
-            assert (found["class"] == given.argmax(1)).all()
-        shutil.rmtree(run)
+    run = run_of(dataset, linear(2, count, loss))
+    found = predict(run, data="new.csv", probabilities=probabilities, variables=["logits"])
+    assert list(found) == ["id", "logits", *columns]
+    logits = torch.tensor(found["logits"])
+    wide = torch.cat([-logits, logits], 1) / 2 if count == 1 else logits
+    expected = wide.sigmoid() if loss is BCE and count > 1 else wide.softmax(1)
+    given = np.stack([found[name] for name in columns if "probability" in name], axis=1)
+    assert np.allclose(given, expected, atol=1e-6)
+    if "class" in columns:
+        assert (found["class"] == given.argmax(1)).all()
 
 
+@pytest.mark.campaign
 def test_of_several_losses_a_variable_chooses_one(monkeypatch):
     table("t.csv", 30, "name,a,b,label,city")
     table("new.csv", 4, "name,a,b")
@@ -610,6 +622,7 @@ def test_the_command_takes_a_stream_or_data():
     assert "p.csv: 6 rows of stream valid: id, class, name" in told
 
 
+@pytest.mark.campaign
 def test_a_mixture_reads_new_data_by_the_dataset_that_is_left(pictures):
     one = {"class": "emrun.datasets.ImageFolder", "train": "train"}
     dataset = {
@@ -673,7 +686,8 @@ def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path
     assert predict(run, "test", overrides=[given])["logits"].shape == (3, 2)
 
 
-@pytest.mark.parametrize("sizes", [[8], [8, 8, 9]])
+@pytest.mark.campaign
+@pytest.mark.parametrize("sizes", thinned([[8], [8, 8, 9]], [[8]]))
 def test_new_shards_have_the_size_of_the_train_pictures_if_these_have_one(sizes):
     def write(path, sides):
         with tarfile.open(path, "w") as archive:

@@ -58,6 +58,7 @@ def test_evaluations_have_the_precision_and_skipped_updates_are_in_the_metrics(c
     assert evaluate(project / "run", "valid", ["model.precision=32"])["valid"]["bits"]["mean"] == 32
 
 
+@pytest.mark.campaign
 def test_a_resume_may_change_the_precision_and_begins_with_a_new_scale(config, project, caplog):
     config["model"]["precision"] = "bf16"
     train_with(create_training(config, output_dir=project / "run"))

@@ -8,6 +8,7 @@ import pytest
 from campaign import thinned
 from in_ranks import in_ranks
 from ruamel.yaml import YAML
+from training.resuming import trained
 
 from emrun import create_training, load_run, resume_training
 from emrun.base.errors import ConfigError, StateError
@@ -78,9 +79,7 @@ def test_it_lies_in_the_run_and_in_each_checkpoint_under_the_manifest(config, tm
 
 
 def test_a_run_answers_when_its_train_file_is_gone(config, tmp_path):
-    run_of(config, tmp_path)
-    before = evaluate(tmp_path / "run", "valid")
-    assert before == evaluate(tmp_path / "run", "valid")
+    trained(config, tmp_path / "run")
     (tmp_path / "t.csv").unlink()
     found = predict(tmp_path / "run", "test", overrides=["dataset.test=new.csv"])
     assert found["id"].tolist() == [f"r{number}" for number in range(6)]
@@ -92,7 +91,7 @@ def test_a_run_answers_when_its_train_file_is_gone(config, tmp_path):
 
 
 def test_resumed_on_changed_data(config, tmp_path):
-    run_of(config, tmp_path)
+    trained(config, tmp_path / "run")
     text = (tmp_path / "t.csv").read_text()
     (tmp_path / "t.csv").write_text(text + "1,1,0,more\n")
     training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=3"])
@@ -108,7 +107,7 @@ def test_resumed_on_changed_data(config, tmp_path):
 
 
 def test_a_cut_file_or_another_format_is_one_error(config, tmp_path):
-    run_of(config, tmp_path)
+    trained(config, tmp_path / "run")
     path = tmp_path / "run" / PREPARATION_FILE
     for text, message in (
         ('{"format": 1, "datasets": {"dat', r"preparation\.json is damaged or cut off \(.*; copy that of a checkpoint"),
@@ -149,6 +148,7 @@ def test_a_dataset_of_ones_own_and_one_within_another(config, tmp_path, monkeypa
     assert load_run(tmp_path / "mixed").prepared.made == training.prepared.made
 
 
+@pytest.mark.campaign
 def test_what_no_evaluation_needs_is_kept_for_new_data_alone(config, tmp_path):
     del config["dataset"]["split"]
     run_of(config, tmp_path, main_loop={})
@@ -191,20 +191,20 @@ def weights_of(run):
     return (run / "checkpoints" / "latest" / "model.safetensors").read_bytes()
 
 
-def test_resumed_with_any_number_of_workers_it_ends_with_the_same_bits(config, tmp_path):
+@pytest.mark.parametrize("workers", thinned([0, 2], [0]))
+def test_resumed_with_any_number_of_workers_it_ends_with_the_same_bits(config, tmp_path, workers):
     dataset = {**config["dataset"], "fill": {"a": {"by": "median"}}, "normalize": {"x": "standard"}, "balance": "label"}
     lines = (tmp_path / "t.csv").read_text().splitlines()
     lines[3] = lines[3][lines[3].index(",") :]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     given = {**config, "dataset": dataset}
     create_training(given, output_dir=tmp_path / "straight").main_loop.run_training()
-    for workers in (0, 2):
-        place = tmp_path / f"resumed-{workers}"
-        overrides = ["hooks.StopAfter.updates=3", f"main_loop.workers={workers}"]
-        create_training(given, output_dir=place, overrides=overrides).main_loop.run_training()
-        training = resume_training(place, ["~hooks.StopAfter.updates"])
-        assert training.main_loop.run_training().status == "finished"
-        assert weights_of(place) == weights_of(tmp_path / "straight")
+    place = tmp_path / "resumed"
+    overrides = ["hooks.StopAfter.updates=3", f"main_loop.workers={workers}"]
+    create_training(given, output_dir=place, overrides=overrides).main_loop.run_training()
+    training = resume_training(place, ["~hooks.StopAfter.updates"])
+    assert training.main_loop.run_training().status == "finished"
+    assert weights_of(place) == weights_of(tmp_path / "straight")
 
 
 def resumed_on_ranks(config, place):
@@ -257,6 +257,12 @@ def test_balanced_weights_are_those_of_the_train_rows(config, tmp_path):
     training = resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=3"])
     training.main_loop.run_training()
     assert loss_weights(training) == expected
+
+
+@pytest.mark.campaign
+def test_an_evaluation_with_balanced_weights_is_that_with_a_list_of_them(config, tmp_path):
+    run_of(with_loss(config, tmp_path, "balanced"), tmp_path)
+    before = evaluate(tmp_path / "run", "valid")
     weighted = with_loss(config, tmp_path, [30 / (3 * count) for count in (18, 9, 3)])
     training = create_training(weighted, output_dir=tmp_path / "listed")
     training.main_loop.run_training()

@@ -258,6 +258,12 @@ VARIANTS = {
         "model__sync_batch_norm": True,
         "dataset__batch_size": 5,  # the last batch has two rows
     },
+    "accumulate with synchronised BatchNorm": {
+        "model__module": {"class": "parts.normed"},
+        "model__sync_batch_norm": True,
+        "model__accumulate": 3,
+        "dataset__batch_size": 5,
+    },
     "fixed epochs": {"main_loop__fixed_epoch_size": 7},
     "clip and averages": {
         "hooks": [
@@ -288,7 +294,7 @@ VARIANTS = {
 }
 
 
-FEW = ("accumulate", "batches smaller than ranks", "synchronised BatchNorm")
+FEW = ("accumulate with synchronised BatchNorm",)
 
 
 @pytest.mark.parametrize("name", thinned(VARIANTS, FEW))
@@ -332,9 +338,8 @@ def test_in_float64_with_synchronised_batch_norm_all_values_stay_within_1e_9(pro
     assert_close(result_of(project / "one"), result_of(project / "several"))
 
 
-@pytest.mark.parametrize(
-    ("at", "how"), thinned(itertools.product((2, 7), (signal.SIGKILL, signal.SIGTERM)), [(2, signal.SIGKILL)])
-)
+@pytest.mark.campaign  # test_mechanics.py has a killed run on two ranks in `make test`
+@pytest.mark.parametrize(("at", "how"), list(itertools.product((2, 7), (signal.SIGKILL, signal.SIGTERM))))
 def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_one(project, at, how):
     metrics = {
         "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
@@ -358,10 +363,8 @@ def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_o
     assert_same(result_of(project / "straight"), result_of(project / "run"))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    thinned([(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)], [(1, 2)]),
-)
+@pytest.mark.campaign  # test_sharding.py has a run that goes on in one process in `make test`
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)])
 def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, before, after):
     pytest.importorskip("torchmetrics")
     metrics = {
@@ -378,6 +381,7 @@ def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, be
     assert f"is resumed on {after} rank" in told
 
 
+@pytest.mark.campaign  # tests/loop/ranks has what ranks agree upon
 def test_checkpoints_by_minutes_are_saved_by_all_ranks_after_the_same_batch(project, monkeypatch):
     def run():
         looks = itertools.count()  # no two clocks are equal
@@ -395,6 +399,7 @@ def test_checkpoints_by_minutes_are_saved_by_all_ranks_after_the_same_batch(proj
     assert one == other != []
 
 
+@pytest.mark.campaign
 def test_a_hook_on_rank_0_ends_all_ranks_after_the_same_batch(project):
     class Ends(AbstractHook):
         def after_batch(self):
@@ -415,10 +420,13 @@ def test_a_hook_on_rank_0_ends_all_ranks_after_the_same_batch(project):
     assert 4 <= first[1] <= 15
 
 
-def test_sigusr1_to_one_rank_saves_a_checkpoint_of_all(project):
+def test_sigusr1_to_one_rank_saves_a_checkpoint_of_all_and_each_has_a_log(project):
     in_ranks(2, trained, config_of(), project / "run", Rows(4, signal.SIGUSR1, rank=1))
     assert "checkpoint" in (project / "run" / "train.log").read_text()
     assert any((project / "run" / "checkpoints").glob("it-*"))
+    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train.log").read_text()
+    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train-1.log").read_text()
+    assert "ranks: 2\n" in (project / "run" / "trace.yaml").read_text()
 
 
 def test_streams_that_draw_other_batches_on_each_rank_are_an_error(project):
@@ -429,6 +437,7 @@ def test_streams_that_draw_other_batches_on_each_rank_are_an_error(project):
         )
 
 
+@pytest.mark.campaign
 def test_a_hook_that_changes_the_model_on_one_rank_is_found_at_the_end_of_the_next_epoch(project):
     config = config_of()
     config["hooks"].append("parts.OnFirst")
@@ -437,33 +446,38 @@ def test_a_hook_that_changes_the_model_on_one_rank_is_found_at_the_end_of_the_ne
         assert each.message.startswith("parameter '0.weight' differs between rank 0 and rank 1")
 
 
-def test_what_several_ranks_cannot_do_is_an_error_at_its_line_that_leaves_nothing(project):
+IMPOSSIBLE = {
+    "fp16": ({"model__precision": "fp16"}, "model.precision: fp16 does not work with several ranks yet; use bf16"),
+    "a metric of one's own": (
+        {"model__metrics": {"own": {"class": "parts.Hits", "inputs": ["y"]}}},
+        "need a metric of torchmetrics",
+    ),
+    "a model of one's own": ({"model": {"class": "parts.OwnModel"}}, "OwnModel does not train on several ranks"),
+    "synchronised micro batches": (
+        {"model__sync_batch_norm": True, "model__module": {"class": "parts.normed"}, "model__micro_batch_size": 2},
+        "sync_batch_norm: cannot be used with micro_batch_size",
+    ),
+    "a step of one's own": ({"model__class": "parts.OwnStep"}, "OwnStep.train_step has made no update in its first"),
+}
+
+
+@pytest.mark.parametrize("name", thinned(IMPOSSIBLE, ["fp16"]))
+def test_what_several_ranks_cannot_do_is_an_error_at_its_line_that_leaves_nothing(project, name):
     (project / "parts.py").write_text(
         PARTS.replace(".double()", "").replace("size=(37, 5))", "size=(37, 5)).astype('f')")
     )
-    for changes, message in (
-        ({"model__precision": "fp16"}, "model.precision: fp16 does not work with several ranks yet; use bf16"),
-        ({"model__metrics": {"own": {"class": "parts.Hits", "inputs": ["y"]}}}, "need a metric of torchmetrics"),
-        ({"model": {"class": "parts.OwnModel"}}, "OwnModel does not train on several ranks"),
-        (
-            {"model__sync_batch_norm": True, "model__module": {"class": "parts.normed"}, "model__micro_batch_size": 2},
-            "sync_batch_norm: cannot be used with micro_batch_size",
-        ),
-        (
-            {"model__class": "parts.OwnStep"},
-            "OwnStep.train_step has made no update in its first batch",
-        ),
-    ):
-        for each in results_of(2, trained, config_of(**changes), project / "run"):
-            assert each.kind in ("ConfigError", "ArgumentError", "UsageError", "RankFailed")
-            assert message in each.message
-        assert "OwnStep" in str(changes) or not (project / "run").exists()  # that is found at the first update
+    changes, message = IMPOSSIBLE[name]
+    for each in results_of(2, trained, config_of(**changes), project / "run"):
+        assert each.kind in ("ConfigError", "ArgumentError", "UsageError", "RankFailed")
+        assert message in each.message
+    assert "OwnStep" in message or not (project / "run").exists()  # that is found at the first update
 
 
 def other_config():
     return trained(config_of(seed=ranks().rank + int(os.environ["RANK"])), "run")
 
 
+@pytest.mark.campaign  # tests/loop/ranks/test_hangs.py
 def test_a_rank_that_hangs_is_an_error_of_those_that_wait(project, monkeypatch):
     config = config_of(main_loop__rank_timeout=5.0)
     config["hooks"].append("parts.Hangs")
@@ -529,6 +543,7 @@ def test_an_evaluation_and_predictions_of_several_ranks_are_those_of_one(project
     assert len(list((project / "run" / "eval").iterdir())) == 2
 
 
+@pytest.mark.campaign
 def test_a_stream_that_an_evaluation_on_several_ranks_does_not_find_is_an_error_of_rank_0(project):
     trained(config_of(), project / "run")
     first, second = results_of(2, evaluate, project / "run", "test")
@@ -547,6 +562,7 @@ def test_ranks_with_different_configs_are_an_error(project):
     assert not (project / "run").exists()
 
 
+@pytest.mark.campaign
 def test_batch_norm_never_gets_one_row_and_its_buffers_are_those_of_rank_0_after_an_epoch(project):
     config = config_of(model__module={"class": "parts.normed"}, dataset__batch_size=34)  # and a batch of 3 rows
 
@@ -564,6 +580,7 @@ def test_batch_norm_never_gets_one_row_and_its_buffers_are_those_of_rank_0_after
     assert warning in (project / "run" / "train.log").read_text()
 
 
+@pytest.mark.campaign
 def test_an_evaluation_on_ranks_does_not_warn_of_batch_norm_whose_statistics_it_only_reads(project, caplog):
     config = config_of(model__module={"class": "parts.normed"}, main_loop={"extra_streams": ["valid"]})
     trained(config, project / "run")
@@ -574,10 +591,3 @@ def test_an_evaluation_on_ranks_does_not_warn_of_batch_norm_whose_statistics_it_
         return caplog.messages
 
     assert not any("BatchNorm" in each for found in in_ranks(2, messages) for each in found)
-
-
-def test_each_rank_has_a_log_and_the_trace_their_number(project):
-    in_ranks(2, trained, config_of(), project / "run")
-    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train.log").read_text()
-    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train-1.log").read_text()
-    assert "ranks: 2\n" in (project / "run" / "trace.yaml").read_text()

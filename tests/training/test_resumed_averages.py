@@ -21,7 +21,8 @@ def config_with(**arguments):
     return config
 
 
-@pytest.mark.parametrize("step", thinned([31, 3], [31]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("step", thinned([40, 3], [40]))
 def test_a_resume_is_exact_from_every_kind_of_event(project, step):
     config = config_with()
     config["model"]["accumulate"] = 2
@@ -46,7 +47,7 @@ def test_a_resume_from_within_the_pass_that_recomputes_batch_norm_is_exact(proje
     without_model = [("before_batch train", "before_batch train")]
     in_pass = [at for at, pair in enumerate(itertools.pairwise(events), 1) if pair in without_model]
     assert len(in_pass) == 8  # of the first four of five batches of two passes
-    for at in (in_pass[1], in_pass[5]):
+    for at in in_pass[1:2]:
         interrupted(config, project / "run", at)
         resumed(project / "run")
         assert result(project / "run") == expected

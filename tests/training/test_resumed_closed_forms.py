@@ -30,7 +30,7 @@ def test_every_schedule_is_resumed_below():
             and isinstance(value, type)} == set(ALL)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", thinned(ALL, ["Cosine", "Steps"]))
+@pytest.mark.parametrize("name", thinned(ALL, ["Cosine"]))
 def test_a_resume_continues_the_schedule_bit_for_bit(project, name):
     config = scheduled(**{"class": name, **ALL[name]})
     events = interrupted(config, project / "run", 55)  # in the middle of the second epoch
@@ -47,7 +47,8 @@ LONGER = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(LONGER, ["Constant, cooling later"]))
+@pytest.mark.campaign  # test_longer_runs.py has others in `make test`
+@pytest.mark.parametrize("name", LONGER)
 def test_a_longer_run_is_that_of_a_straight_one_where_the_rates_so_far_stay_the_same(project, name):
     config = scheduled(**{"class": name, **LONGER[name]})
     more = {} if "cooldown" not in LONGER[name] else {"checkpoint_name": "epoch-1"}
@@ -87,6 +88,7 @@ def test_changed_arguments_win_over_the_saved_plan(project):
     assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5)
 
 
+@pytest.mark.campaign
 def test_a_changed_base_rate_scales_the_schedule(project):
     directory = stopped(project, scheduled(**{"class": "Constant", "warmup": "2 updates"}))
     training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.01"])
@@ -94,6 +96,7 @@ def test_a_changed_base_rate_scales_the_schedule(project):
     assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
+@pytest.mark.campaign
 def test_another_schedule_is_refused(project):
     directory = stopped(project, scheduled(**{"class": "Constant"}))
     with pytest.raises(StateError, match=r"model.scheduler is Cosine, but was Constant; a resume cannot change it"):

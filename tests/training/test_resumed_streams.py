@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import shutil
 
 import pytest
 from campaign import thinned
-from training.resuming import DATA, HOOKS, config_of, interrupted, result, resumed, stopped, straight
+from training.resuming import DATA, FEW_HOOKS, config_of, ended, result, stopped, straight
 from training.tiny import trace
 
 from emrun import create_training, resume_training
@@ -14,22 +13,23 @@ from emrun.base.errors import DataChanged
 from emrun.config.config import read_config
 from emrun.training.create import train
 
+IN_PASS_1, GOES_ON = "hooks.StopAfter.iterations=3", "hooks.StopAfter.iterations=99"
+"""Ends a run in its first pass, and takes that back."""
+
 
 def test_a_stream_that_cannot_be_repeated_logs_a_warning(project, caplog):
     (project / "wild_data.py").write_text(
         DATA + "\nimport random\n_rng = random.SystemRandom()\n\n\nclass Wild(Data):\n"
         "    def plain(self):\n        for _ in range(5):\n            yield self._batch([0] * 4, _rng.random())\n"
     )
-    config = {**config_of("plain"), "dataset": {"class": "wild_data.Wild", "kind": "plain"}}
-    events = interrupted(config, project / "run", None)
-    shutil.rmtree(project / "run")
-    interrupted(config, project / "run", events.index("before_epoch 1") + 8)
-    resumed(project / "run")
+    config = {**config_of("plain", FEW_HOOKS), "dataset": {"class": "wild_data.Wild", "kind": "plain"}}
+    ended(project, config, IN_PASS_1)
+    train(resume_training(project / "run", [GOES_ON]))
     assert "this resume is not exact: stream 'train'" in caplog.text
 
 
 def test_a_changed_value_is_named_as_the_cause(project, caplog):
-    train(create_training(config_of(), output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config_of(hooks=FEW_HOOKS), IN_PASS_1)
     seed = int(read_config(project / "run")["seed"])
     train(resume_training(project / "run", [f"seed={seed + 1}", "~hooks.StopAfter.iterations"]))
     what = "stream 'train' gives other values of 'x', 'y' than before, as this resume changes seed: "
@@ -63,32 +63,33 @@ class Endless(Stateful):
 @pytest.mark.parametrize("epochs", thinned([1, 2], [1]))
 def test_a_stream_with_a_state_continues_after_a_pass(project, epochs):
     (project / "memory_data.py").write_text(DATA + MEMORY)
-    config = {**config_of("stateful"), "dataset": {"class": "memory_data.Memory", "kind": "stateful"}}
-    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
+    config = {**config_of("stateful", FEW_HOOKS), "dataset": {"class": "memory_data.Memory", "kind": "stateful"}}
     directory = stopped(project, config, epochs)
     train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
-    assert result(directory) == result(project / "straight")
+    assert result(directory) == straight(project, config, "hooks.StopAfter.epochs=3")
 
 
+@pytest.mark.campaign
 def test_a_stream_with_a_hidden_state_logs_a_warning_after_a_pass(project, caplog):
     (project / "memory_data.py").write_text(DATA + MEMORY)
-    config = {**config_of("plain"), "dataset": {"class": "memory_data.Memory", "kind": "plain"}}
-    directory = stopped(project, config, epochs=2)
-    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    config = {**config_of("plain", FEW_HOOKS), "dataset": {"class": "memory_data.Memory", "kind": "plain"}}
+    directory = stopped(project, config)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
     assert "this resume is not exact: stream 'train'" in caplog.text
 
 
-@pytest.mark.parametrize(("buffer", "told"), [(0, False), (2, True)])
+@pytest.mark.parametrize(("buffer", "told"), thinned([(0, False), (2, True)], [(2, True)]))
 def test_global_random_numbers_in_a_reader_thread_log_a_warning(project, caplog, buffer, told):
     (project / "global_data.py").write_text(
         DATA + "\n\nclass Global(Data):\n    def plain(self):\n        for _ in range(5):\n"
         "            yield self._batch(np.random.randint(0, 20, size=4))\n"
     )
-    config = {**config_of("plain", buffer=buffer), "dataset": {"class": "global_data.Global", "kind": "plain"}}
-    events = interrupted(config, project / "run", None)
-    shutil.rmtree(project / "run")
-    interrupted(config, project / "run", events.index("before_epoch 1") + 8)
-    resumed(project / "run")
+    config = {
+        **config_of("plain", FEW_HOOKS, buffer=buffer),
+        "dataset": {"class": "global_data.Global", "kind": "plain"},
+    }
+    ended(project, config, IN_PASS_1)
+    train(resume_training(project / "run", [GOES_ON]))
     assert ("this resume is not exact: stream 'train'" in caplog.text) == told
 
 
@@ -171,10 +172,7 @@ IN_PASS = [
     ("torch", {}, 4, "has 1 batches, and had 3 or more before"),
 ]
 FEW_IN_PASS = [
-    ("context", {}, 8, "has 2 batches, and had 3 or more before"),
-    ("context", {"workers": 2}, 23, "has 23 examples, and had 20 examples before"),
-    ("plain", {}, 8, "has 2 batches, and had 3 or more before"),
-    ("told", {}, 40, "has 10 batches, and had 5 batches before"),
+    ("context", {"buffer": 2}, 23, "has 23 examples, and had 20 examples before"),
 ]
 
 
@@ -183,7 +181,7 @@ def test_other_data_in_the_middle_of_a_pass_are_refused_with_the_key_that_takes_
     project, monkeypatch, caplog, kind, main_loop, n, message
 ):
     config = grown(project, monkeypatch, kind, **main_loop)
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config, IN_PASS_1)
     done = epochs_of(project / "run")
     (project / "n.txt").write_text(f"{n} 12")
     for _ in range(2):
@@ -204,9 +202,7 @@ def test_other_data_in_the_middle_of_a_pass_are_refused_with_the_key_that_takes_
 
 @pytest.mark.parametrize(
     ("n", "kind"),
-    thinned(
-        itertools.product([8, 40], ["context", "plain", "told", "torch"]), [(40, "context"), (8, "plain"), (8, "torch")]
-    ),
+    thinned(itertools.product([8, 40], ["context", "plain", "told", "torch"]), [(8, "torch")]),
 )
 def test_other_data_between_two_passes_are_refused_with_the_key_that_takes_them(project, monkeypatch, kind, n):
     directory = stopped(project, grown(project, monkeypatch, kind))
@@ -217,11 +213,11 @@ def test_other_data_between_two_passes_are_refused_with_the_key_that_takes_them(
     assert trace(directory)["iterations_done"] == 5 + n // 4
 
 
-@pytest.mark.parametrize("kind", thinned(["context", "plain", "told", "torch"], ["context", "plain"]))
+@pytest.mark.parametrize("kind", thinned(["context", "plain", "told", "torch"], ["context"]))
 def test_the_data_that_were_put_back_resume_exactly(project, monkeypatch, kind, caplog):
-    config = {**grown(project, monkeypatch, kind), "hooks": HOOKS}
+    config = {**grown(project, monkeypatch, kind), "hooks": FEW_HOOKS}
     expected = straight(project, config)
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config, IN_PASS_1)
     (project / "n.txt").write_text("8 12")
     with pytest.raises(DataChanged):
         train(resume_training(project / "run", ["hooks.StopAfter.iterations=99"]))
@@ -232,10 +228,10 @@ def test_the_data_that_were_put_back_resume_exactly(project, monkeypatch, kind, 
     assert result(project / "run") == expected
 
 
-@pytest.mark.parametrize("ways", [[], ["main_loop.extra_streams=[train, valid]"]])
+@pytest.mark.parametrize("ways", thinned([[], ["main_loop.extra_streams=[train, valid]"]], [[]]))
 def test_other_data_of_an_evaluation_are_refused_before_its_statistics_count(project, monkeypatch, ways, caplog):
     config = grown(project, monkeypatch, "context")
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3", *ways]))
+    ended(project, config, IN_PASS_1, *ways)
     (project / "n.txt").write_text("20 16")
     with pytest.raises(DataChanged, match="stream 'valid' has 16 examples, and had 12 examples before the resume; go"):
         train(resume_training(project / "run", ["hooks.StopAfter.iterations=9"]))
@@ -245,28 +241,31 @@ def test_other_data_of_an_evaluation_are_refused_before_its_statistics_count(pro
     assert [line["epoch"] for line in epochs_of(project / "run")] == [0, 1, 2]
 
 
+@pytest.mark.campaign
 def test_longer_data_of_a_plain_stream_are_told_at_the_end_of_the_pass(project, monkeypatch, caplog):
     config = grown(project, monkeypatch, "plain")
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config, IN_PASS_1)
     (project / "n.txt").write_text("40 12")
     train(resume_training(project / "run", ["hooks.StopAfter.iterations=30"]))
     told = [each for each in caplog.messages if "not exact" in each]
     assert told == ["this resume is not exact: stream 'train' has 10 batches, and had 5 batches before the resume"]
 
 
+@pytest.mark.campaign
 def test_a_change_by_an_override_is_a_warning_that_names_it(project, monkeypatch, caplog):
     config = grown(project, monkeypatch, "context")
     config["vars"] = {"unit": 1}
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config, IN_PASS_1)
     (project / "n.txt").write_text("40 12")
     train(resume_training(project / "run", ["hooks.StopAfter.iterations=9", "vars.unit=2"]))
     what = "has 40 examples, and had 20 examples before the resume, as this resume changes vars.unit: 1 -> 2"
     assert f"this resume is not exact: stream 'train' {what}" in caplog.messages
 
 
+@pytest.mark.campaign
 def test_a_position_beyond_the_end_by_an_override_is_refused_and_undone(project, monkeypatch):
     config = grown(project, monkeypatch, "context")
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    ended(project, config, IN_PASS_1)
     with pytest.raises(DataChanged, match=r"as this resume changes dataset\.batch_size: not set -> 10; go back to"):
         train(resume_training(project / "run", ["hooks.StopAfter.iterations=99", "dataset.batch_size=10"]))
     train(resume_training(project / "run", ["dataset.batch_size=4"]))
@@ -286,11 +285,12 @@ class Varied(Grown):
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("at", "kind"),
     thinned(
         itertools.product(["epochs=2", "iterations=10", "iterations=11"], ["context", "plain"]),
-        [("iterations=10", "context"), ("epochs=2", "plain")],
+        [("iterations=11", "context")],
     ),
 )
 def test_passes_of_different_lengths_are_no_change(project, monkeypatch, caplog, kind, at):

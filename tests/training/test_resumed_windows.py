@@ -22,8 +22,9 @@ def config_with_windows(**model):
     return config
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("model", "step"), [
-    ({}, 29),
+    ({}, 40),
     pytest.param({}, 1, marks=pytest.mark.campaign),
     pytest.param({"micro_batch_size": 2}, 3, marks=pytest.mark.campaign),
 ])  # fmt: skip

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 import torch
-from campaign import thinned
 from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
@@ -162,14 +161,17 @@ def assert_close(one, other, within=1e-9):
     torch.testing.assert_close(other[2], one[2], rtol=0, atol=within)
 
 
-@pytest.mark.parametrize(
-    ("updates", "sizes"), [(6, (3,)), pytest.param(100, (2, 3), marks=pytest.mark.campaign)], ids=["few", "hundred"]
-)
-def test_updates_with_everything_are_those_of_one_process(project, updates, sizes):
+def with_everything(updates):
     hooks = [{"SkipSpike": {"factor": 1.05, "window": 2}}, {"ClipGradients": {"norm": 0.5}}]
     hooks += [{"AverageWeights": {"decay": 0.9}}, {"LogNorms": {"every": "4 updates"}}]
-    hooks += [{"StopOnNaN": {"after_batch": True}}, {"Freeze": {"match": "embed", "until": "5 updates"}}]
-    config = config_of(*hooks, updates=updates, accumulate=2, recompute="blocks")
+    hooks += [{"StopOnNaN": {"after_batch": True}}, {"Freeze": {"match": "embed", "until": "3 updates"}}]
+    return config_of(*hooks, updates=updates, accumulate=2, recompute="blocks")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("updates", "sizes"), [(6, (3,)), (100, (2, 3))], ids=["few", "hundred"])
+def test_updates_with_everything_are_those_of_one_process(project, updates, sizes):
+    config = with_everything(updates)
     trained(config, project / "one")
     expected = result_of(project / "one")
     assert len(expected[1]["loss"]) >= updates
@@ -191,7 +193,7 @@ class RunsModel(AbstractHook):
         self.main_loop.model.module(torch.zeros(2, 5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.campaign), 2])
 def test_a_hook_of_rank_0_that_runs_the_model_is_found_before_the_training_by_its_name(project, ranks):
     config = read_config(config_of(f"{__name__}.RunsModel"))
     if ranks == 1:
@@ -208,7 +210,26 @@ def evaluated(directory):
     return evaluate(directory, "valid"), made.rows
 
 
-@pytest.mark.parametrize("size", thinned([2, 3], [2]))
+def test_a_run_with_everything_that_is_interrupted_is_that_of_one_process_and_evaluated_on_ranks(project):
+    config = init_from_file(with_everything(updates=4), project)
+    trained(config, project / "one")
+    expected = result_of(project / "one")
+    assert sum(line["train"].get("skipped_updates", 0) for line in expected[0] if "train" in line) >= 1
+    found = in_ranks(2, trained, config, project / "run", Rows(at=5))
+    assert [status for _, status in found] == ["interrupted"] * 2
+    rows = [held["embed.weight"] // 5 for (held, _), _ in found]
+    assert rows == [4, 3]
+    shutil.copytree(project / "run", project / "on-one", symlinks=True)
+    trained(None, project / "on-one", resumes=True)
+    assert_close(expected, result_of(project / "on-one"))
+    of_one, rows = evaluated(project / "run")
+    for metrics, count in in_ranks(2, evaluated, project / "run"):
+        assert dict(flat(metrics)) == pytest.approx(dict(flat(of_one)), abs=1e-9)
+        assert count == rows == 11
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("size", [2, 3])
 def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(project, size):
     config = config_of({"AverageWeights": {"decay": 0.9}})
     [((_, needed), status), _] = in_ranks(2, trained, config, project / "whole")
@@ -282,6 +303,7 @@ class DiesInCommit(AbstractHook):
         self.main_loop.request_checkpoint("latest")
 
 
+@pytest.mark.campaign
 def test_a_rank_that_dies_while_it_writes_costs_that_checkpoint_only(project):
     failed, status = results_of(2, trained, config_of(updates=40), project / "run", DiesInCommit())
     assert (failed.kind, status) == ("RankFailed", -signal.SIGKILL)
@@ -295,10 +317,9 @@ def test_a_rank_that_dies_while_it_writes_costs_that_checkpoint_only(project):
     assert verify((project / "run/checkpoints/latest").resolve()).iteration == 17
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("event", "size"),
-    thinned([("after_stream", 10), ("before_update", None)], [("before_update", None)]),
-    ids=["an evaluation", "a step"],
+    ("event", "size"), [("after_stream", 10), ("before_update", None)], ids=["an evaluation", "a step"]
 )
 def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size):
     config = config_of("SaveLatest", updates=20)
@@ -318,13 +339,19 @@ def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size)
     assert_close(result_of(project / "one"), result_of(project / "run"))
 
 
-@pytest.mark.parametrize("size", thinned([2, 3], [2]))
-def test_weights_to_begin_with_are_those_of_one_process(project, size):
-    config = config_of(updates=1)
-    trained(config, project / "first")
+def init_from_file(config, project):
+    """Return the config of a run that begins with the weights of another one, from a file with other names."""
+    trained(config_of(updates=1), project / "first")
     weights = weights_in(project / "first")
     torch.save({name.replace("blocks", "parts"): each.float() for name, each in weights.items()}, "weights.pt")
     config["model"]["init_from"] = {"path": "weights.pt", "rename": {"parts": "blocks"}}
+    return config
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_to_begin_with_are_those_of_one_process(project, size):
+    config = init_from_file(config_of(updates=1), project)
     config["main_loop"]["skip_zeroth_epoch"] = False
     trained(config, project / "one")
     in_ranks(size, trained, config, project / "ranks")

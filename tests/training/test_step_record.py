@@ -32,7 +32,7 @@ class Losses(AbstractHook):
 def config(epochs=3, **main_loop):
     found = config_of(**main_loop)
     hooks = [{"ComputeStats": {"variables": ["loss"]}}, "SaveLatest", "WriteCSV", {"StopAfter": {"epochs": epochs}}]
-    curves = {"WriteCSV": {"output_file": "curves.csv", "every": "30 updates"}}
+    curves = {"WriteCSV": {"output_file": "curves.csv", "every": "6 updates"}}
     return {**found, "hooks": [*hooks, curves]}
 
 
@@ -59,7 +59,7 @@ class Net(torch.nn.Module):
 DTYPES = [("float32", False), ("float64", True), ("bfloat16", True)]
 
 
-@pytest.mark.parametrize(("dtype", "scalar"), thinned(DTYPES, [("float32", False), ("bfloat16", True)]))
+@pytest.mark.parametrize(("dtype", "scalar"), thinned(DTYPES, [("bfloat16", True)]))
 def test_the_losses_are_those_that_a_hook_sees_bit_for_bit(project, dtype, scalar):
     (project / f"net_of_{dtype}.py").write_text(NET)
     found = config()
@@ -98,15 +98,15 @@ def spans(directory):
 
 
 def test_a_run_of_more_steps_than_a_line_has_is_resumed_to_the_same_bytes(project, monkeypatch):
-    monkeypatch.setattr("emrun.loop.step_log.CHUNK_LENGTH", 100)
-    sizes = {"epochs": 2, "fixed_epoch_size": 70, "extra_streams": [], "skip_zeroth_epoch": True}
+    monkeypatch.setattr("emrun.loop.step_log.CHUNK_LENGTH", 20)
+    sizes = {"epochs": 2, "fixed_epoch_size": 14, "extra_streams": [], "skip_zeroth_epoch": True}
     trained(project / "straight", **sizes)
-    trained(project / "run", StopAt(100), **sizes)
-    assert spans(project / "run") == [(1, 70), (71, 30)]
-    train_with(resume_training(project / "run"), StopAt(115))
-    assert spans(project / "run") == [(1, 70), (71, 30), (101, 15)]
+    trained(project / "run", StopAt(20), **sizes)
+    assert spans(project / "run") == [(1, 14), (15, 6)]
+    train_with(resume_training(project / "run"), StopAt(23))
+    assert spans(project / "run") == [(1, 14), (15, 6), (21, 3)]
     resumed(project / "run")
-    assert spans(project / "run") == [(1, 70), (71, 30), (101, 40)]
+    assert spans(project / "run") == [(1, 14), (15, 6), (21, 8)]
     assert files(project / "run") == files(project / "straight")
 
 
@@ -166,7 +166,7 @@ def lines_of(directory):
     return [{**line, "seconds": None} for line in lines]
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, ["zeros", "directory", "link"]))
+@pytest.mark.parametrize("kind", thinned(KINDS, ["zeros", "link"]))
 def test_a_file_that_this_emrun_did_not_write_is_reported_and_left_as_it_is(runs, caplog, kind):
     stays = damaged(runs / "run/steps.jsonl", kind)
     resumed(runs / "run")
@@ -182,7 +182,8 @@ def test_a_file_that_this_emrun_did_not_write_is_reported_and_left_as_it_is(runs
             read_steps(runs / "run")
 
 
-@pytest.mark.parametrize("kind", ["newer", pytest.param("directory", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["newer", "directory"])
 def test_the_commands_report_it_too(runs, emrun, kind):
     stays = damaged(runs / "run/steps.jsonl", kind)
     shutil.copy(runs / "run/config.yaml", runs / "config.yaml")
@@ -194,9 +195,7 @@ def test_the_commands_report_it_too(runs, emrun, kind):
     assert stays()
 
 
-@pytest.mark.parametrize(
-    "left", thinned([0, 1, 99, -1], [0, 99]), ids=["empty", "a byte", "99 bytes", "without its end"]
-)
+@pytest.mark.parametrize("left", thinned([0, 1, 99, -1], [99]), ids=["empty", "a byte", "99 bytes", "without its end"])
 def test_a_file_that_was_cut_is_reported_and_continued(runs, caplog, left):
     file = runs / "run/steps.jsonl"
     first = file.read_bytes().splitlines(keepends=True)[0]
@@ -213,9 +212,9 @@ def test_the_values_that_are_only_in_the_checkpoint_come_back(runs):
     assert files(runs / "run") == files(runs / "straight")
 
 
+@pytest.mark.campaign
 def test_a_resume_may_record_fewer_steps_or_none(runs):
     directory = runs / "run"
     train_with(resume_training(directory, ["main_loop.record_steps=0"]), StopAt(9))
-    train_with(resume_training(directory, ["main_loop.record_steps=1"]), StopAt(11))
     train_with(resume_training(directory, ["main_loop.record_steps=3"]))
-    assert read_steps(directory)["iteration"].tolist() == [*range(1, 8), 10, 11, 12, 15]
+    assert read_steps(directory)["iteration"].tolist() == [*range(1, 8), 12, 15]

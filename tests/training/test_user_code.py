@@ -21,7 +21,7 @@ from emrun.storage.code.git import head_of
 from emrun.training import user_code
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
-from tests.training.resuming import DATA, MODEL, config_of
+from tests.training.resuming import DATA, FEW_HOOKS, MODEL, config_of, trained
 
 
 @pytest.fixture
@@ -238,6 +238,7 @@ def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkey
     assert problems_of(place) == [f"the git repository of {place} is left out: fatal: detected dubious ownership"]
 
 
+@pytest.mark.campaign
 def test_changes_that_are_too_large_are_left_out(repository):
     (repository / "user_a.py").write_text("a = 2\n" * 1_000_000)
     assert problems_of(repository) == [
@@ -316,7 +317,7 @@ def test_a_run_and_a_resume_of_its_copy_record_their_code(project, monkeypatch, 
     git(project, "init", "-q")
     git(project, "add", ".")
     git(project, "commit", "-q", "-m", "first")
-    config = {**config_of(), "code_directory": str(project)}
+    config = {**config_of(hooks=FEW_HOOKS), "code_directory": str(project)}
     train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.epochs=1"]))
     code = project / "run/code"
     assert (code / "modules/resume_data.py").read_text() == DATA
@@ -358,10 +359,9 @@ def test_a_run_and_a_resume_of_its_copy_record_their_code(project, monkeypatch, 
 
 
 def test_a_resumed_run_has_the_first_batches_of_an_uninterrupted_one(project):
-    config = config_of()
-    config["main_loop"] = {**config.get("main_loop", {}), "extra_streams": [{"valid": "2 epochs"}]}
-    train(create_training(config, output_dir=project / "straight"))
-    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    config = config_of(hooks=FEW_HOOKS, extra_streams=[{"valid": "2 epochs"}])
+    trained(config, project / "straight")
+    trained(config, project / "run", "hooks.StopAfter.iterations=3")
     path = project / "run/code/batches.jsonl"
     before = path.read_text()
     train(resume_training(project / "run", ["~hooks.StopAfter.iterations"]))
@@ -380,7 +380,7 @@ class Fails(AbstractHook):
 
 
 def test_a_start_after_a_failed_start_replaces_its_code(project):
-    config = config_of()
+    config = config_of(hooks=FEW_HOOKS)
     (project / "failing_hook.py").write_text(FAILS)
     broken = {**config, "hooks": ["failing_hook.Fails"]}
     with pytest.raises(ValueError, match="too early"):

@@ -3,6 +3,7 @@
 import json
 
 from ruamel.yaml import YAML
+from training import resuming
 
 from emrun.training.create import create_training, train
 
@@ -34,13 +35,26 @@ def trained(tmp_path, *overrides, config=CONFIG):
     return training
 
 
+def finished(tmp_path, *overrides, config=CONFIG):
+    """Return the directory of a run that is trained once by each process: a further one is its copy."""
+    return resuming.trained(config, tmp_path / "run", *overrides)
+
+
 def metrics(training):
-    lines = (training.output_dir / "metrics.jsonl").read_text().splitlines()
+    return metrics_in(training.output_dir)
+
+
+def metrics_in(directory):
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [{**json.loads(line), "seconds": None} for line in lines]
 
 
 def weights(training, name="latest"):
-    return (training.output_dir / "checkpoints" / name / "model.safetensors").read_bytes()
+    return weights_in(training.output_dir, name)
+
+
+def weights_in(directory, name="latest"):
+    return (directory / "checkpoints" / name / "model.safetensors").read_bytes()
 
 
 def trace(directory):
