@@ -5,7 +5,6 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
-from some_cases import one_in
 
 from emrun.base.sources import examples_of, is_nested, length, parts
 
@@ -16,18 +15,15 @@ def nested(*lengths, layout=torch.jagged):
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    one_in(
-        2,
-        [
-            *(([1, 2], 2), ("ab", 2), (np.zeros((3, 2)), 3), (torch.zeros(0, 2), 0), (np.float32(1), -1), (3, -1)),
-            ({"ids": np.zeros((3, 2)), "mask": [1, 2, 3]}, 3),
-            (UserDict(ids=[1], inner={"w": torch.zeros(1)}), 1),
-            ({"ids": np.zeros(3), "mask": [1, 2]}, -1),
-            ({"ids": np.zeros(3), "name": 5}, -1),
-            ({}, -1),
-            (nested(3, 1, 2), 3),
-        ],
-    ),
+    [
+        *(([1, 2], 2), ("ab", 2), (np.zeros((3, 2)), 3), (torch.zeros(0, 2), 0), (np.float32(1), -1), (3, -1)),
+        ({"ids": np.zeros((3, 2)), "mask": [1, 2, 3]}, 3),
+        (UserDict(ids=[1], inner={"w": torch.zeros(1)}), 1),
+        ({"ids": np.zeros(3), "mask": [1, 2]}, -1),
+        ({"ids": np.zeros(3), "name": 5}, -1),
+        ({}, -1),
+        (nested(3, 1, 2), 3),
+    ],
 )
 def test_the_length_of_a_source_is_the_number_of_its_examples(values, expected):
     assert length(values) == expected

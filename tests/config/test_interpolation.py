@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 from config.problems import problem_of
-from some_cases import one_in
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
@@ -267,7 +266,7 @@ def built_with(tmp_path, monkeypatch, text, **variables):
     return Plan.of(read_config(tmp_path / "c.yaml")).dataset.kwargs
 
 
-@pytest.mark.parametrize("value", one_in(2, VALUES))
+@pytest.mark.parametrize("value", VALUES)
 def test_a_text_of_the_environment_stays_a_text_where_a_text_is_wanted(tmp_path, monkeypatch, value):
     text = "text: '${env:V}', maybe: '${env:V}', texts: ['${env:V}', b], by_name: {k: '${env:V}'}, either: '${env:V}'"
     found = built_with(tmp_path, monkeypatch, f"{text}, path: 'a${{env:V}}'", V=value)
@@ -286,11 +285,11 @@ def test_a_default_and_a_reference_to_the_environment_stay_texts_too(tmp_path, m
 
 @pytest.mark.parametrize(
     ("parameter", "value", "found"),
-    one_in(2, [
+    [
         ("number", "007", 7), ("real", "1e3", 1000.0), ("real", "5", 5), ("any_number", "7", 7),
         ("switch", "true", True),
         ("anything", "1e3", 1000.0), ("anything", "null", None), ("text", "'007'", "'007'"),
-    ]),
+    ],
 )  # fmt: skip
 def test_a_value_of_the_environment_is_yaml_where_more_than_a_text_is_wanted(
     tmp_path, monkeypatch, parameter, value, found

@@ -6,7 +6,6 @@ import pytest
 from campaign import thinned
 from config.problems import problem_of
 from hypothesis import given, settings, strategies as st
-from some_cases import one_in
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.overrides import copies_left, hook_entry, in_name, merge, override, stream_of_eval, words_in
@@ -24,22 +23,19 @@ def override_problem(text, *overrides):
 
 @pytest.mark.parametrize(
     "base, over, merged",
-    one_in(
-        2,
-        [
-            ("{a: {x: 1, y: 2}}", "{a: {y: 3, z: 4}}", {"a": {"x": 1, "y": 3, "z": 4}}),
-            ("{a: [1, 2]}", "{a: [3]}", {"a": [3]}),
-            ("{a: {x: 1}}", "{a: 5}", {"a": 5}),
-            ("{a: {x: 1}}", "{a: null}", {"a": None}),
-            ("{a: 5}", "{a: {x: 1}}", {"a": {"x": 1}}),
-            ("{class: A, x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
-            ("{class: A, x: 1}", "{class: A, y: 2}", {"class": "A", "x": 1, "y": 2}),
-            ("{class: A, x: 1}", "{y: 2}", {"class": "A", "x": 1, "y": 2}),
-            ("{x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
-            ("{class: A, x: 1}", "{import: f, inputs: [a]}", {"import": "f", "inputs": ["a"]}),
-            ("{import: f, x: 1}", "{import: g}", {"import": "g"}),
-        ],
-    ),
+    [
+        ("{a: {x: 1, y: 2}}", "{a: {y: 3, z: 4}}", {"a": {"x": 1, "y": 3, "z": 4}}),
+        ("{a: [1, 2]}", "{a: [3]}", {"a": [3]}),
+        ("{a: {x: 1}}", "{a: 5}", {"a": 5}),
+        ("{a: {x: 1}}", "{a: null}", {"a": None}),
+        ("{a: 5}", "{a: {x: 1}}", {"a": {"x": 1}}),
+        ("{class: A, x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
+        ("{class: A, x: 1}", "{class: A, y: 2}", {"class": "A", "x": 1, "y": 2}),
+        ("{class: A, x: 1}", "{y: 2}", {"class": "A", "x": 1, "y": 2}),
+        ("{x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
+        ("{class: A, x: 1}", "{import: f, inputs: [a]}", {"import": "f", "inputs": ["a"]}),
+        ("{import: f, x: 1}", "{import: g}", {"import": "g"}),
+    ],
 )
 def test_mappings_merge_lists_and_other_classes_replace(base, over, merged):
     assert merge(parse(base, "b"), parse(over, "o")).plain() == merged
@@ -279,18 +275,15 @@ def test_hooks_and_their_arguments_are_deleted_by_name():
 
 @pytest.mark.parametrize(
     "overrides, message",
-    one_in(
-        2,
-        [
-            (["~modl"], "has no key 'modl' to delete; did you mean 'model'?"),
-            (["~model.x.y"], "has no key 'x' to delete"),
-            (["~hooks.StopAftr"], "there is no hook 'StopAftr' in the list; did you mean 'StopAfter'?"),
-            (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
-            (["~model", "~model"], "has no key 'model' to delete"),
-            (["~hooks.1", "~hooks.StopAfter"], "there is no hook 'StopAfter' in the list"),
-            (["hooks=[A]", "~hooks.2"], "there is no item '2'; the list has length 1, and indices begin at 0"),
-        ],
-    ),
+    [
+        (["~modl"], "has no key 'modl' to delete; did you mean 'model'?"),
+        (["~model.x.y"], "has no key 'x' to delete"),
+        (["~hooks.StopAftr"], "there is no hook 'StopAftr' in the list; did you mean 'StopAfter'?"),
+        (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
+        (["~model", "~model"], "has no key 'model' to delete"),
+        (["~hooks.1", "~hooks.StopAfter"], "there is no hook 'StopAfter' in the list"),
+        (["hooks=[A]", "~hooks.2"], "there is no item '2'; the list has length 1, and indices begin at 0"),
+    ],
 )
 def test_what_cannot_be_deleted_is_an_error(overrides, message):
     problem = override_problem(MODEL + "\n" + HOOKS, *overrides)
@@ -300,13 +293,10 @@ def test_what_cannot_be_deleted_is_an_error(overrides, message):
 
 @pytest.mark.parametrize(
     "text",
-    one_in(
-        3,
-        [
-            *["", "a", "=1", "a..b=1", ".a=1", "a.=1", "~", "~a..b", "a." * 200 + "a=1", "~" + "a." * 200 + "a"],
-            *["a=[", "a=!x 1", "a=1\n---\n2", "a=\x07", "a={b: 1, b: 2}"],
-        ],
-    ),
+    [
+        *["", "a", "=1", "a..b=1", ".a=1", "a.=1", "~", "~a..b", "a." * 200 + "a=1", "~" + "a." * 200 + "a"],
+        *["a=[", "a=!x 1", "a=1\n---\n2", "a=\x07", "a={b: 1, b: 2}"],
+    ],
 )
 def test_a_malformed_override_is_an_error_that_names_it(text):
     assert override_problem("a: 1", text).position.source == f"override {text!r}"
@@ -467,20 +457,17 @@ def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add
 
 @pytest.mark.parametrize(
     "overrides, copies",
-    one_in(
-        2,
-        [
-            (["dataset.deep.k=2"], "eval.valid.dataset.deep.k=2 eval.test.dataset.deep.k=2"),
-            (["eval.valid.dataset.n=2"], "dataset.n=2 eval.test.dataset.n=2"),
-            (["dataset.n=7", "eval.test.dataset.n=7"], "eval.valid.dataset.n=7"),
-            (["dataset.class=B"], """'eval.test.dataset.class="B"'"""),
-            (["~dataset.n"], "'~eval.valid.dataset.n' '~eval.test.dataset.n'"),
-            (["model.a=x y"], """'model.b="x y"' 'model.c.1="x y"'"""),
-            (["model.b=4"], "model.a=4 model.c.1=4"),
-            (["hooks.A.variables=[x]"], """'eval.test.hooks.0.A.variables=["x"]'"""),
-            (["dataset={class: B, n: 5}"], """'eval.test.dataset={"class": "B", "n": 5}'"""),
-        ],
-    ),
+    [
+        (["dataset.deep.k=2"], "eval.valid.dataset.deep.k=2 eval.test.dataset.deep.k=2"),
+        (["eval.valid.dataset.n=2"], "dataset.n=2 eval.test.dataset.n=2"),
+        (["dataset.n=7", "eval.test.dataset.n=7"], "eval.valid.dataset.n=7"),
+        (["dataset.class=B"], """'eval.test.dataset.class="B"'"""),
+        (["~dataset.n"], "'~eval.valid.dataset.n' '~eval.test.dataset.n'"),
+        (["model.a=x y"], """'model.b="x y"' 'model.c.1="x y"'"""),
+        (["model.b=4"], "model.a=4 model.c.1=4"),
+        (["hooks.A.variables=[x]"], """'eval.test.hooks.0.A.variables=["x"]'"""),
+        (["dataset={class: B, n: 5}"], """'eval.test.dataset={"class": "B", "n": 5}'"""),
+    ],
 )
 def test_the_copies_that_stay_are_named_as_overrides_write_them(overrides, copies):
     assert left_by(COPIED, *overrides)[0].endswith(f", add {copies}")
@@ -533,7 +520,7 @@ DROPPED = [
 MARKED = ["@x", "`x", "%x", "*a", "!t x"]
 
 
-@pytest.mark.parametrize("text", one_in(3, DROPPED + MARKED))
+@pytest.mark.parametrize("text", DROPPED + MARKED)
 def test_a_text_that_yaml_does_not_read_as_it_stands_is_refused_with_what_to_write(text):
     problem = problem_of(changed, "{}", f"a.b={text}")
     (argument,) = shlex.split(problem.message.rpartition("; for a text, write ")[2])
@@ -543,13 +530,13 @@ def test_a_text_that_yaml_does_not_read_as_it_stands_is_refused_with_what_to_wri
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    one_in(3, [
+    [
         ("'#tag'", "#tag"), ('"a #b"', "a #b"), ("a#b", "a#b"), ("[a#b, 'c #d']", ["a#b", "c #d"]),
         ("a: b", {"a": "b"}),
         ("0x10", 16), ("1e3", 1000.0), ("007", 7), ("null", None), ("~", None), (" 5 ", 5), ("yes", "yes"),
         ("2020-01-01", "2020-01-01"), ("- a", ["a"]), ("{a: &x 1, b: *x}", {"a": 1, "b": 1}), ("a-b...", "a-b..."),
         ("|\n  a #b\n", "a #b\n"), ("http://a.b/#c", "http://a.b/#c"), ("a?b&c=*", "a?b&c=*"), ("100%", "100%"),
-    ]),
+    ],
 )  # fmt: skip
 def test_what_is_typed_without_loss_is_read_as_yaml(text, value):
     assert changed("{}", f"a.b={text}") == {"a": {"b": value}}

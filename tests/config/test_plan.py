@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 from projects import linear_on_digits
-from some_cases import one_in
 
 from emrun.base.errors import ConfigError
 from emrun.config import planner
@@ -97,18 +96,15 @@ def test_a_model_without_optimizer_is_wrong_unless_a_class_of_the_user_may_make_
 
 @pytest.mark.parametrize(
     ("override", "names"),
-    one_in(
-        2,
-        [
-            ("name=plain", ["ComputeStats", "StopAfter"]),
-            ("hooks=null", ["ComputeStats"]),
-            ("model.class=emrun.TorchModel", ["ComputeStats", "StopAfter"]),
-            ("model.class=my_models.Mine", ["StopAfter"]),  # may have no loss
-            ("hooks.ComputeStats.variables=[accuracy]", ["StopAfter", "ComputeStats"]),
-            ("hooks=[emrun.hooks.ComputeStats]", ["emrun.hooks.ComputeStats"]),
-            ("hooks=none", None),  # is reported where the hooks are read
-        ],
-    ),
+    [
+        ("name=plain", ["ComputeStats", "StopAfter"]),
+        ("hooks=null", ["ComputeStats"]),
+        ("model.class=emrun.TorchModel", ["ComputeStats", "StopAfter"]),
+        ("model.class=my_models.Mine", ["StopAfter"]),  # may have no loss
+        ("hooks.ComputeStats.variables=[accuracy]", ["StopAfter", "ComputeStats"]),
+        ("hooks=[emrun.hooks.ComputeStats]", ["emrun.hooks.ComputeStats"]),
+        ("hooks=none", None),  # is reported where the hooks are read
+    ],
 )
 def test_compute_stats_is_added_in_front_unless_it_is_listed(override, names):
     hooks = with_statistics(load_config(CONFIG, [override])).root.get("hooks").plain()

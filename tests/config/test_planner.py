@@ -1,7 +1,6 @@
 """Plans of values, sections and hooks: what is built how, and every mistake at its place."""
 
 import pytest
-from some_cases import one_in
 
 from emrun.base.censor import hidden
 from emrun.base.errors import ConfigError
@@ -16,53 +15,50 @@ from emrun.training.create import create_training
 
 @pytest.mark.parametrize(
     "text, problem",
-    one_in(
-        3,
-        [
-            ("{class: mine.Point, xx: 1, x: 1}", "c.yaml:1:25: it: unknown argument 'xx'; did you mean 'x'?"),
-            ("{class: mine.Point, x: 1, q: 1}", "c.yaml:1:31: it: unknown argument 'q'; allowed: x, y, z"),
-            ("{class: mine.Point, y: 1}", "c.yaml:1:1: it: missing argument 'x'"),
-            (
-                "{class: mine.Point, args: [1, 2, 3]}",
-                "c.yaml:1:1: it: too many positional arguments: 3, at most 2 are allowed",
-            ),
-            (
-                "{class: mine.Point, args: [1], x: 1}",
-                "c.yaml:1:36: it: argument 'x' is already given by position; remove it",
-            ),
-            ("{class: mine.Point, args: 3}", "c.yaml:1:25: it.args: 3 is not a list of positional arguments"),
-            ("{class: mine.Thing, 3: 4}", "c.yaml:1:25: it: the name of an argument must be a string, not 3"),
-            ("{class: mine.Point, x: 1, 3: 4}", "c.yaml:1:31: it: the name of an argument must be a string, not 3"),
-            ("{class: mine.Thing, import: mine.double}", "c.yaml:1:1: it: has both 'class' and 'import'"),
-            ("{import: mine.double, x: 1}", "c.yaml:1:27: it: unknown argument 'x'; 'import' names an object"),
-            ("{import: mine.double, args: []}", "c.yaml:1:27: it: unknown argument 'args'; 'import' names"),
-            (
-                "{class: mine.NUMBER}",
-                "c.yaml:1:6: it: 'class' must name a class or a function; use 'import' for any other object",
-            ),
-            ("{class: 3}", "c.yaml:1:6: it: 3 is not the name of a class"),
-            ("{class: }", "c.yaml:1:6: it: None is not the name of a class"),
-            ("{class: [mine.Point]}", "c.yaml:1:6: it: ['mine.Point'] is not the name of a class"),
-            ("{class: ''}", "c.yaml:1:6: it: '' is not the name of a class"),
-            ("{class: .Point}", "c.yaml:1:6: it: '.Point' is not a dotted path such as my_module.MyClass"),
-            ("{class: 'mine..Point'}", "is not a dotted path such as my_module.MyClass"),
-            ("{class: 'a b.C'}", "c.yaml:1:6: it: 'a b.C' is not a dotted path"),
-            ('{class: "a\\0.B"}', "is not a dotted path"),
-            (
-                "{class: Point}",
-                "it: unknown class 'Point'; write its dotted path, such as torch.nn.Point or my_module.Point",
-            ),
-            ("{class: mine.Pointt}", "has no 'Pointt'; did you mean 'Point'?"),
-            ("{class: mine.Outer.Iner}", "c.yaml:1:6: it: mine.Outer.Iner: Outer has no 'Iner'; did you mean 'Inner'?"),
-            (
-                "{class: not_there.Point}",
-                "c.yaml:1:6: it: no module 'not_there' (looked for in the current directory",
-            ),
-            ("{class: os.pth.join}", "has no 'pth'; did you mean 'path'?"),
-            ("[1, {class: mine.Point, x: 1, a: {class: mine.Point}}]", "it[1]: unknown argument 'a'"),
-            ("{class: mine.Thing, a: [{class: mine.Point}]}", "c.yaml:1:29: it.a[0]: missing argument 'x'"),
-        ],
-    ),
+    [
+        ("{class: mine.Point, xx: 1, x: 1}", "c.yaml:1:25: it: unknown argument 'xx'; did you mean 'x'?"),
+        ("{class: mine.Point, x: 1, q: 1}", "c.yaml:1:31: it: unknown argument 'q'; allowed: x, y, z"),
+        ("{class: mine.Point, y: 1}", "c.yaml:1:1: it: missing argument 'x'"),
+        (
+            "{class: mine.Point, args: [1, 2, 3]}",
+            "c.yaml:1:1: it: too many positional arguments: 3, at most 2 are allowed",
+        ),
+        (
+            "{class: mine.Point, args: [1], x: 1}",
+            "c.yaml:1:36: it: argument 'x' is already given by position; remove it",
+        ),
+        ("{class: mine.Point, args: 3}", "c.yaml:1:25: it.args: 3 is not a list of positional arguments"),
+        ("{class: mine.Thing, 3: 4}", "c.yaml:1:25: it: the name of an argument must be a string, not 3"),
+        ("{class: mine.Point, x: 1, 3: 4}", "c.yaml:1:31: it: the name of an argument must be a string, not 3"),
+        ("{class: mine.Thing, import: mine.double}", "c.yaml:1:1: it: has both 'class' and 'import'"),
+        ("{import: mine.double, x: 1}", "c.yaml:1:27: it: unknown argument 'x'; 'import' names an object"),
+        ("{import: mine.double, args: []}", "c.yaml:1:27: it: unknown argument 'args'; 'import' names"),
+        (
+            "{class: mine.NUMBER}",
+            "c.yaml:1:6: it: 'class' must name a class or a function; use 'import' for any other object",
+        ),
+        ("{class: 3}", "c.yaml:1:6: it: 3 is not the name of a class"),
+        ("{class: }", "c.yaml:1:6: it: None is not the name of a class"),
+        ("{class: [mine.Point]}", "c.yaml:1:6: it: ['mine.Point'] is not the name of a class"),
+        ("{class: ''}", "c.yaml:1:6: it: '' is not the name of a class"),
+        ("{class: .Point}", "c.yaml:1:6: it: '.Point' is not a dotted path such as my_module.MyClass"),
+        ("{class: 'mine..Point'}", "is not a dotted path such as my_module.MyClass"),
+        ("{class: 'a b.C'}", "c.yaml:1:6: it: 'a b.C' is not a dotted path"),
+        ('{class: "a\\0.B"}', "is not a dotted path"),
+        (
+            "{class: Point}",
+            "it: unknown class 'Point'; write its dotted path, such as torch.nn.Point or my_module.Point",
+        ),
+        ("{class: mine.Pointt}", "has no 'Pointt'; did you mean 'Point'?"),
+        ("{class: mine.Outer.Iner}", "c.yaml:1:6: it: mine.Outer.Iner: Outer has no 'Iner'; did you mean 'Inner'?"),
+        (
+            "{class: not_there.Point}",
+            "c.yaml:1:6: it: no module 'not_there' (looked for in the current directory",
+        ),
+        ("{class: os.pth.join}", "has no 'pth'; did you mean 'path'?"),
+        ("[1, {class: mine.Point, x: 1, a: {class: mine.Point}}]", "it[1]: unknown argument 'a'"),
+        ("{class: mine.Thing, a: [{class: mine.Point}]}", "c.yaml:1:29: it.a[0]: missing argument 'x'"),
+    ],
 )
 def test_a_problem_has_its_position_its_key_and_what_to_do(prepare, text, problem):
     _, problems = prepare(f"it: {text}")

@@ -12,7 +12,6 @@ from dataclasses import InitVar, dataclass, field
 
 import pytest
 import torch
-from some_cases import one_in
 
 from emrun.base.errors import Position
 from emrun.config.calls import check_call
@@ -355,25 +354,22 @@ def test_a_constructor_without_a_source_is_not_taken_to_hand_everything_on():
 
 @pytest.mark.parametrize(
     ("body", "share"),
-    one_in(
-        2,
-        [
-            ("super().__init__(**kwargs)", "ALL"),
-            ("x = 1; super().__init__(x, y=2, **kwargs)", "ALL"),
-            ("pass", "NONE"),
-            ("super().__init__()", "NONE"),
-            ("helper(**kwargs)", "NONE"),
-            ("self.kwargs = kwargs; super().__init__(**kwargs)", "SOME"),
-            ("Base.__init__(self, **kwargs)", "SOME"),
-            ("super(Base, self).__init__(**kwargs)", "SOME"),
-            ("try: super().__init__(**kwargs)\n    except TypeError: pass", "SOME"),
-            ("if kwargs: return\n    super().__init__(**kwargs)", "SOME"),
-            ("if x: return\n    super().__init__(**kwargs)", "SOME"),
-            ("kwargs = {}; super().__init__(**kwargs)", "SOME"),
-            ("f = lambda: kwargs.clear(); f(); super().__init__(**kwargs)", "SOME"),
-            ("return super().__init__(**kwargs)", "SOME"),
-        ],
-    ),
+    [
+        ("super().__init__(**kwargs)", "ALL"),
+        ("x = 1; super().__init__(x, y=2, **kwargs)", "ALL"),
+        ("pass", "NONE"),
+        ("super().__init__()", "NONE"),
+        ("helper(**kwargs)", "NONE"),
+        ("self.kwargs = kwargs; super().__init__(**kwargs)", "SOME"),
+        ("Base.__init__(self, **kwargs)", "SOME"),
+        ("super(Base, self).__init__(**kwargs)", "SOME"),
+        ("try: super().__init__(**kwargs)\n    except TypeError: pass", "SOME"),
+        ("if kwargs: return\n    super().__init__(**kwargs)", "SOME"),
+        ("if x: return\n    super().__init__(**kwargs)", "SOME"),
+        ("kwargs = {}; super().__init__(**kwargs)", "SOME"),
+        ("f = lambda: kwargs.clear(); f(); super().__init__(**kwargs)", "SOME"),
+        ("return super().__init__(**kwargs)", "SOME"),
+    ],
 )
 def test_how_much_a_constructor_hands_on_is_read_from_its_source(body, share):
     (function,) = ast.parse(f"def __init__(self, x=0, **kwargs):\n    {body}\n").body

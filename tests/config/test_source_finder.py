@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from some_cases import one_in
 
 from emrun.config.import_finder import Imported, locate
 from emrun.config.names import dotted_path
@@ -38,21 +37,18 @@ PLAIN = "class Thing:\n    def __init__(self, x: int, y=2): pass\n"
 
 @pytest.mark.parametrize(
     "text",
-    one_in(
-        2,
-        [
-            PLAIN,
-            "def Thing(x: int, y=2): pass",
-            "from base import Base as Thing",
-            "import base\nclass Thing(base.Base): pass",
-            "import base as other\nclass Thing(other.Base): pass",
-            "from base import Base\nThing: int\nclass Thing(Base): pass",
-            "from base import Base\nclass Mixed: pass\nclass Thing(Mixed, Base): pass",
-            "import abc\nfrom typing import Generic, TypeVar\nfrom base import Base\nT = TypeVar('T')\n"
-            "class Thing(Base, Generic[T], abc.ABC):\n    z = 3",
-            "class Above:\n    def __init__(self, x: int, y=2): pass\nclass Thing(Above):\n    def other(self): pass",
-        ],
-    ),
+    [
+        PLAIN,
+        "def Thing(x: int, y=2): pass",
+        "from base import Base as Thing",
+        "import base\nclass Thing(base.Base): pass",
+        "import base as other\nclass Thing(other.Base): pass",
+        "from base import Base\nThing: int\nclass Thing(Base): pass",
+        "from base import Base\nclass Mixed: pass\nclass Thing(Mixed, Base): pass",
+        "import abc\nfrom typing import Generic, TypeVar\nfrom base import Base\nT = TypeVar('T')\n"
+        "class Thing(Base, Generic[T], abc.ABC):\n    z = 3",
+        "class Above:\n    def __init__(self, x: int, y=2): pass\nclass Thing(Above):\n    def other(self): pass",
+    ],
 )
 def test_a_constructor_is_found_through_imports_and_bases(found, text):
     base = "__all__ = ['Base']\nclass Base:\n    def __init__(self, x: int, y=2): pass\n"
@@ -146,18 +142,7 @@ def test_the_module_of_a_type_is_read_only_for_a_value_of_the_type(modules):
 
 @pytest.mark.parametrize(
     "path",
-    one_in(
-        2,
-        [
-            "nowhere.Thing",
-            "pack.Nothing",
-            "pack.things.Thin",
-            "pack.thing.Thing",
-            "a b.Thing",
-            "os.path.",
-            "nowhere.a.b",
-        ],
-    ),
+    ["nowhere.Thing", "pack.Nothing", "pack.things.Thin", "pack.thing.Thing", "a b.Thing", "os.path.", "nowhere.a.b"],
 )
 def test_what_is_missing_is_reported_in_the_words_of_the_import(modules, path):
     with modules(
@@ -250,31 +235,28 @@ def test_a_class_that_is_registered_as_a_model_is_left_to_the_import(found):
 
 @pytest.mark.parametrize(
     "path, names",
-    one_in(
-        3,
-        [
-            ("torch.optim.AdamW", {"lr", "weight_decay", "betas"}),
-            ("torch.optim.SGD", {"lr", "momentum"}),
-            ("torch.optim.Adam", {"lr", "eps"}),
-            ("torch.optim.RMSprop", {"alpha"}),
-            ("torch.optim.lr_scheduler.CosineAnnealingLR", {"T_max", "eta_min"}),
-            ("torch.optim.lr_scheduler.StepLR", {"step_size", "gamma"}),
-            ("torch.optim.lr_scheduler.ReduceLROnPlateau", {"patience"}),
-            ("torch.optim.lr_scheduler.OneCycleLR", {"max_lr"}),
-            ("torch.nn.Linear", {"in_features", "out_features", "bias"}),
-            ("torch.nn.Conv2d", {"in_channels", "kernel_size"}),
-            ("torch.nn.ReLU", {"inplace"}),
-            ("torch.nn.Flatten", {"start_dim"}),
-            ("torch.nn.Dropout", {"p"}),
-            ("torch.nn.BatchNorm2d", {"num_features"}),
-            ("torch.nn.LayerNorm", {"normalized_shape"}),
-            ("torch.nn.Embedding", {"embedding_dim"}),
-            ("torch.nn.CrossEntropyLoss", {"weight", "label_smoothing"}),
-            ("torch.nn.BCEWithLogitsLoss", {"pos_weight"}),
-            ("emrun.TorchModel", {"module", "optimizer"}),
-            ("emrun.metrics.accuracy", {"logits", "label"}),
-        ],
-    ),
+    [
+        ("torch.optim.AdamW", {"lr", "weight_decay", "betas"}),
+        ("torch.optim.SGD", {"lr", "momentum"}),
+        ("torch.optim.Adam", {"lr", "eps"}),
+        ("torch.optim.RMSprop", {"alpha"}),
+        ("torch.optim.lr_scheduler.CosineAnnealingLR", {"T_max", "eta_min"}),
+        ("torch.optim.lr_scheduler.StepLR", {"step_size", "gamma"}),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau", {"patience"}),
+        ("torch.optim.lr_scheduler.OneCycleLR", {"max_lr"}),
+        ("torch.nn.Linear", {"in_features", "out_features", "bias"}),
+        ("torch.nn.Conv2d", {"in_channels", "kernel_size"}),
+        ("torch.nn.ReLU", {"inplace"}),
+        ("torch.nn.Flatten", {"start_dim"}),
+        ("torch.nn.Dropout", {"p"}),
+        ("torch.nn.BatchNorm2d", {"num_features"}),
+        ("torch.nn.LayerNorm", {"normalized_shape"}),
+        ("torch.nn.Embedding", {"embedding_dim"}),
+        ("torch.nn.CrossEntropyLoss", {"weight", "label_smoothing"}),
+        ("torch.nn.BCEWithLogitsLoss", {"pos_weight"}),
+        ("emrun.TorchModel", {"module", "optimizer"}),
+        ("emrun.metrics.accuracy", {"logits", "label"}),
+    ],
 )
 def test_the_common_classes_of_torch_can_be_read(path, names):
     parameters = Unimported().parameters(Unimported().find(path))

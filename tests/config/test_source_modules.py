@@ -3,7 +3,6 @@
 import ast
 
 import pytest
-from some_cases import one_in
 
 from emrun.config.source_modules import SourceModules, bound_in
 
@@ -60,11 +59,11 @@ def test_a_file_that_may_rewrite_names_is_skipped(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    one_in(2, [
+    [
         "def f(self): setattr(self, 'x', 1)", "def f(self): self.__dict__['x'] = 1", "super().__init__()",
         "@functools.wraps(f)\ndef g(): pass", "model.eval()", "x = type(f).__name__", "def f(self): self.a_stream = 1",
         "x = data.train_stream()", "y = x.a_stream == 1",
-    ]),
+    ],
 )  # fmt: skip
 def test_common_code_is_read(text, tmp_path, monkeypatch):
     assert "A" in read(tmp_path, monkeypatch, f"class A: pass\n{text}\n").bound

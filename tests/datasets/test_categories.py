@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from campaign import thinned
 from doubles import stream_of
-from some_cases import one_in
 
 from emrun import create_training, resume_training
 from emrun.base.errors import ArgumentError, ConfigError, StreamError
@@ -117,7 +116,7 @@ def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "of_parquet", "of_csv"),
-    one_in(2, [
+    [
         ({"fill": None}, "train: 'train.parquet', row group 0: column 'age' has a null; fill it by `fill: {age: VALUE",
          "train: train.csv: column 'age': Row #3 is empty; fill it by `fill: {age: VALUE}`"),
         ({"fill": {"age": 1}}, "train: 'train.parquet', row group 1: column 'city' has a null; fill it by `fill: {",
@@ -129,7 +128,7 @@ def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
         ({"categories": ["cty"]}, "categories: 'cty' is not a source of its own; did you mean 'city'?",
          "categories: 'cty' is not a source of its own; did you mean 'city'?"),
         ({"categories": "city"}, "categories: 'city' is not a list", "categories: 'city' is not a list of names"),
-    ]),
+    ],
 )  # fmt: skip
 def test_what_does_not_fit_the_columns_is_an_error_at_once(make, arguments, of_parquet, of_csv):
     with pytest.raises(ArgumentError) as caught:

@@ -18,7 +18,6 @@ from campaign import thinned
 from doubles import stream_of
 from in_ranks import in_ranks
 from safetensors.torch import load_file
-from some_cases import one_in
 from training.resuming import Interrupt, resumed, train_with
 from words import MARKED, PLAIN, WORDS, save_tokenizer
 
@@ -148,7 +147,7 @@ def test_chats_that_are_cut_or_have_no_answer_are_counted_and_left_out(chats, ca
 
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
-    one_in(2, [
+    [
         ([chat("a"), {"messages": [{"content": "a"}]}], {}, "'chats.jsonl', line 2: .*message 1 has no 'role', but"),
         ([chat("a"), {"messages": [{"from": "gpt", "value": "a"}]}], {}, "line 2: .* no 'role', but from, value"),
         ([chat("a", "b"), {"conversations": []}], {}, "line 2: column 'messages': is missing"),
@@ -163,7 +162,7 @@ def test_chats_that_are_cut_or_have_no_answer_are_counted_and_left_out(chats, ca
         (ROWS, {"pack": 10, "length": 11}, "length: 11 tokens do not fit into a pack of 10"),
         (ROWS, {"pack": 10, "buckets": True}, "pack: packs have little padding"),
         (ROWS, {"train_on": "user"}, "train_on: 'user' is not one of assistant, all"),
-    ]),
+    ],
 )  # fmt: skip
 def test_bad_input_is_one_error_with_file_and_line(chats, rows, arguments, message):
     with pytest.raises(ArgumentError, match=message):

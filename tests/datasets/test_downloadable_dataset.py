@@ -14,7 +14,6 @@ import zipfile
 
 import pytest
 import trustme
-from some_cases import one_in
 
 from emrun.base.errors import ArgumentError, DownloadError, MissingExtra, StorageError, StreamError
 from emrun.datasets import DownloadableDataset
@@ -407,36 +406,30 @@ def test_the_folder_may_be_in_the_home_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    one_in(
-        3,
-        [
-            ({"files": {}}, "files: {} is not a mapping"),
-            ({"files": ["a"]}, "files: ['a'] is not a mapping"),
-            ({"files": {"../a": FILE}}, "files: '../a' is not a file name"),
-            ({"files": {"a/b": FILE}}, "files: 'a/b' is not a file name"),
-            ({"files": {".a": FILE}}, "files: '.a' is not a file name"),
-            ({"files": {"a": {"url": FILE["url"]}}}, "files: 'a' needs the keys url and sha256"),
-            ({"files": {"a": {**FILE, "md5": ""}}}, "files: 'a' needs the keys url and sha256"),
-            ({"files": {"a": {**FILE, "sha256": "12"}}}, "files: 'a': '12' is not a sha256"),
-            (
-                {"files": {"a": {**FILE, "url": "http://example.com/a"}}},
-                "files: 'a': http://example.com/a is not an address",
-            ),
-            (
-                {"files": {"a": {**FILE, "url": "http://127.0.0.1.example.com/a"}}},
-                "files: 'a': http://127.0.0.1.example",
-            ),
-            (
-                {"files": {"a": {**FILE, "url": "http://localhost@example.com/a"}}},
-                "files: 'a': http://example.com/a is not",
-            ),
-            ({"files": {"a": {**FILE, "url": "file:///etc/passwd"}}}, "files: 'a': "),
-            ({"files": {"a": {**FILE, "url": "https://"}}}, "files: 'a': "),
-            ({"unpack": "yes"}, "unpack: 'yes' is neither true nor false"),
-            ({"timeout": 0}, "timeout: must be a positive number of seconds, not 0"),
-            ({"timeout": float("inf")}, "timeout: must be a positive number of seconds, not inf"),
-        ],
-    ),
+    [
+        ({"files": {}}, "files: {} is not a mapping"),
+        ({"files": ["a"]}, "files: ['a'] is not a mapping"),
+        ({"files": {"../a": FILE}}, "files: '../a' is not a file name"),
+        ({"files": {"a/b": FILE}}, "files: 'a/b' is not a file name"),
+        ({"files": {".a": FILE}}, "files: '.a' is not a file name"),
+        ({"files": {"a": {"url": FILE["url"]}}}, "files: 'a' needs the keys url and sha256"),
+        ({"files": {"a": {**FILE, "md5": ""}}}, "files: 'a' needs the keys url and sha256"),
+        ({"files": {"a": {**FILE, "sha256": "12"}}}, "files: 'a': '12' is not a sha256"),
+        (
+            {"files": {"a": {**FILE, "url": "http://example.com/a"}}},
+            "files: 'a': http://example.com/a is not an address",
+        ),
+        ({"files": {"a": {**FILE, "url": "http://127.0.0.1.example.com/a"}}}, "files: 'a': http://127.0.0.1.example"),
+        (
+            {"files": {"a": {**FILE, "url": "http://localhost@example.com/a"}}},
+            "files: 'a': http://example.com/a is not",
+        ),
+        ({"files": {"a": {**FILE, "url": "file:///etc/passwd"}}}, "files: 'a': "),
+        ({"files": {"a": {**FILE, "url": "https://"}}}, "files: 'a': "),
+        ({"unpack": "yes"}, "unpack: 'yes' is neither true nor false"),
+        ({"timeout": 0}, "timeout: must be a positive number of seconds, not 0"),
+        ({"timeout": float("inf")}, "timeout: must be a positive number of seconds, not inf"),
+    ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, message):
     with pytest.raises(ArgumentError) as caught:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from campaign import thinned
-from some_cases import one_in
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.config.import_finder import locate
@@ -173,18 +172,15 @@ def test_settings_of_the_library_are_left_as_they_were(project):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    one_in(
-        2,
-        [
-            ("a.jsonl", b'{"x": 1}\n{"x":'),
-            ("a.json", b"{"),
-            ("a.csv", b"a,b\n1,2\n3,4,5\n"),
-            ("a.csv", b""),
-            ("a.jsonl", b""),
-            ("a.parquet", b"PAR1"),
-            ("a.arrow", b""),
-        ],
-    ),
+    [
+        ("a.jsonl", b'{"x": 1}\n{"x":'),
+        ("a.json", b"{"),
+        ("a.csv", b"a,b\n1,2\n3,4,5\n"),
+        ("a.csv", b""),
+        ("a.jsonl", b""),
+        ("a.parquet", b"PAR1"),
+        ("a.arrow", b""),
+    ],
 )
 def test_damaged_files_are_refused_by_name(project, name, content):
     (project / name).write_bytes(content)
@@ -255,7 +251,7 @@ def test_classes_have_the_numbers_of_train_in_all_streams(tmp_path, passes):
         HuggingFace(str(tmp_path / "saved"), valid=str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("ending", one_in(2, ["jsonl", "csv", "parquet"]))
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_a_column_has_the_type_that_holds_the_numbers_of_all_streams(tmp_path, passes, ending, is_turned):
     paths = {}

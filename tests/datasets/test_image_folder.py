@@ -10,7 +10,6 @@ import pytest
 from campaign import thinned
 from doubles import stream_of, together
 from PIL import Image
-from some_cases import one_in
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import ImageFolder
@@ -123,7 +122,7 @@ def test_pictures_are_resized_and_converted(root, passes, size, shape, mode, cha
         assert batch["image"].max() <= 1
 
 
-@pytest.mark.parametrize("mode", one_in(2, ["1", "L", "LA", "P", "RGBA", "CMYK"]))
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
 def test_pictures_of_many_modes_are_read(root, passes, mode):
     kind = "tif" if mode == "CMYK" else "png"
     Image.fromarray(pixels(0)).convert(mode).save(root / "valid" / "ant" / f"0.{kind}")
@@ -148,7 +147,7 @@ def test_what_is_called_a_picture_is_never_given_to_another_program(root, passes
         passes(make(), "valid")
 
 
-@pytest.mark.parametrize("ending", one_in(2, ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"]))
+@pytest.mark.parametrize("ending", ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"])
 def test_each_ending_can_be_read(root, passes, ending):
     Image.fromarray(pixels(0)).convert("L").save(root / "valid" / "ant" / f"more.{ending}")
     assert together(passes(make(), "valid")[0]).shape == (7, 3, 6, 5)

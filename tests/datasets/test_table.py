@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_cases import one_in
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import Table
@@ -141,17 +140,14 @@ def test_a_number_that_float32_cannot_hold_is_refused_with_its_column(here, cell
 @pytest.mark.parametrize("how", ["npz", "npy", "mapped"])
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
-    one_in(
-        3,
-        [
-            (("int64", "float64"), "float64"),
-            (("float64", "int64"), "float64"),
-            (("int64", "float32"), "float32"),
-            (("int32", ">f4"), "float32"),
-            (("int64", "int64", "float64"), "float64"),
-            (("int64", ">i8"), "int64"),
-        ],
-    ),
+    [
+        (("int64", "float64"), "float64"),
+        (("float64", "int64"), "float64"),
+        (("int64", "float32"), "float32"),
+        (("int32", ">f4"), "float32"),
+        (("int64", "int64", "float64"), "float64"),
+        (("int64", ">i8"), "int64"),
+    ],
 )
 def test_a_source_has_the_dtype_that_holds_the_numbers_of_all_files(here, dtypes, expected, how):
     parts = dict(zip(("train", "valid", "test"), dtypes, strict=False))
@@ -278,26 +274,20 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    one_in(
-        2,
-        [
-            ("", "train: t.csv cannot be read: Empty CSV file"),
-            ("a,b\n", "train: t.csv: contains no examples"),
-            ("a,b\n1,2\n1,two\n", "train: t.csv: column 'b': .* Row #3: .* invalid value 'two'; list the column in"),
-            (
-                "a\ntrue\n",
-                "train: t.csv: column 'a': .* invalid value 'true'; list the column in `categories`, or leave",
-            ),
-            ("a\n2026-01-01\n", "train: t.csv: column 'a': .* invalid value '2026-01-01'"),
-            ("a,b\n1.5,2\n,3\n", "train: t.csv: column 'a': Row #3 is empty; fill it by `fill: {a: VALUE}`, or leave"),
-            ("a,b\n,2\n,3\n", "train: t.csv: column 'a': Row #2 is empty"),
-            ("a,b\n1,2\n3\n", "train: t.csv cannot be read: .* Row #3: Expected 2 columns, got 1: 3"),
-            ("a,a\n1,2\n", "train: t.csv: 'a' is the name of several columns, or no name; rename them"),
-            (",a\n1,2\n", "train: t.csv: '' is the name of several columns, or no name; rename them"),
-            ('a,b\n1,"2\n', "train: t.csv: column 'b': .* Row #2: .* invalid value '2\n'"),
-            (b"a,b\n1,\xff\n", "train: t.csv: column 'b': .* Row #2: .* invalid value"),
-        ],
-    ),
+    [
+        ("", "train: t.csv cannot be read: Empty CSV file"),
+        ("a,b\n", "train: t.csv: contains no examples"),
+        ("a,b\n1,2\n1,two\n", "train: t.csv: column 'b': .* Row #3: .* invalid value 'two'; list the column in"),
+        ("a\ntrue\n", "train: t.csv: column 'a': .* invalid value 'true'; list the column in `categories`, or leave"),
+        ("a\n2026-01-01\n", "train: t.csv: column 'a': .* invalid value '2026-01-01'"),
+        ("a,b\n1.5,2\n,3\n", "train: t.csv: column 'a': Row #3 is empty; fill it by `fill: {a: VALUE}`, or leave"),
+        ("a,b\n,2\n,3\n", "train: t.csv: column 'a': Row #2 is empty"),
+        ("a,b\n1,2\n3\n", "train: t.csv cannot be read: .* Row #3: Expected 2 columns, got 1: 3"),
+        ("a,a\n1,2\n", "train: t.csv: 'a' is the name of several columns, or no name; rename them"),
+        (",a\n1,2\n", "train: t.csv: '' is the name of several columns, or no name; rename them"),
+        ('a,b\n1,"2\n', "train: t.csv: column 'b': .* Row #2: .* invalid value '2\n'"),
+        (b"a,b\n1,\xff\n", "train: t.csv: column 'b': .* Row #2: .* invalid value"),
+    ],
 )
 def test_a_mistake_in_a_csv_file_is_reported_at_its_row(here, text, message):
     (here / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from doubles import stream_of
 from sklearn.model_selection import StratifiedShuffleSplit
-from some_cases import one_in
 from words import WORDS, save_tokenizer
 
 from emrun import create_training
@@ -199,7 +198,7 @@ def test_what_is_cut_or_empty_is_counted_in_the_log(texts, project, caplog):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    one_in(3, [
+    [
         ("a.jsonl", CUT, r"train: 'a.jsonl', line 2: Unterminated string .*; is the line cut\?"),
         ("a.json", '[{"text": "w1", "kind": 1},\n{"text": ', r"train: 'a.json', line 2: .*is the line cut\?"),
         ("a.jsonl", '{"text": "w1", "kind": 1}\n[1]', r"train: 'a.jsonl', line 2 is a list, not an object"),
@@ -215,7 +214,7 @@ def test_what_is_cut_or_empty_is_counted_in_the_log(texts, project, caplog):
         ("a.jsonl", '{"texts": "w1", "kind": 1}', "'a.jsonl' has no column 'text'; did you mean 'texts'"),
         ("a.jsonl", "", "train: 'a.jsonl': contains no examples"),
         ("a.txt", "w1", "'a.txt' is not a .csv, .jsonl or .parquet file"),
-    ]),
+    ],
 )  # fmt: skip
 def test_bad_input_is_one_error_with_file_and_line(texts, project, name, content, message):
     (project / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -225,35 +224,26 @@ def test_bad_input_is_one_error_with_file_and_line(texts, project, name, content
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    one_in(
-        3,
-        [
-            ({"label": None}, "label: name the column with the classes"),
-            ({"train_on": "all"}, "label: name the column"),
-            ({"train_on": "some"}, "train_on: 'some' is not one of all"),
-            ({"window": 8}, "window: only `train_on: all` has windows"),
-            ({"label": None, "train_on": "all", "window": 8, "id": "name"}, "id: windows of tokens have no id"),
-            ({"label": None, "train_on": "all", "window": 9999}, "tokens are too few for a window of 9999"),
-            ({"batch_tokens": 50}, "batch_tokens: .*remove one of them"),
-            (
-                {"batch_tokens": 10, "batch_size": None},
-                r"batch_tokens: 'rows.jsonl', line \d+ has 32 tokens; set as many",
-            ),
-            ({"length": 2}, "length: 2 tokens leave none for the text"),
-            ({"buckets": 1}, "buckets: 1 is neither true nor false"),
-            (
-                {"tokenizer": {"nam": "x"}},
-                "tokenizer: .* is neither a name or directory nor {name: NAME, ...} nor {learn",
-            ),
-            ({"tokenizer": {"name": 3}}, "tokenizer: .* is neither a name or directory nor"),
-            ({"tokenizer": {"name": "plain", "learn": 300}}, "tokenizer: .* is neither a name or directory nor"),
-            ({"tokenizer": 3}, "tokenizer: 3 is neither a name or directory nor"),
-            ({"tokenizer": {"learn": 3}}, "tokenizer.learn: 3 "),
-            ({"tokenizer": "plane"}, "tokenizer: 'plane' cannot be loaded: .*did you mean 'plain'"),
-            ({"tokenizer": "nobody/nothing"}, "tokenizer: 'nobody/nothing' cannot be loaded: .*download: true}"),
-            ({"tokenizer": "."}, "tokenizer: '.' cannot be loaded"),
-        ],
-    ),
+    [
+        ({"label": None}, "label: name the column with the classes"),
+        ({"train_on": "all"}, "label: name the column"),
+        ({"train_on": "some"}, "train_on: 'some' is not one of all"),
+        ({"window": 8}, "window: only `train_on: all` has windows"),
+        ({"label": None, "train_on": "all", "window": 8, "id": "name"}, "id: windows of tokens have no id"),
+        ({"label": None, "train_on": "all", "window": 9999}, "tokens are too few for a window of 9999"),
+        ({"batch_tokens": 50}, "batch_tokens: .*remove one of them"),
+        ({"batch_tokens": 10, "batch_size": None}, r"batch_tokens: 'rows.jsonl', line \d+ has 32 tokens; set as many"),
+        ({"length": 2}, "length: 2 tokens leave none for the text"),
+        ({"buckets": 1}, "buckets: 1 is neither true nor false"),
+        ({"tokenizer": {"nam": "x"}}, "tokenizer: .* is neither a name or directory nor {name: NAME, ...} nor {learn"),
+        ({"tokenizer": {"name": 3}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": {"name": "plain", "learn": 300}}, "tokenizer: .* is neither a name or directory nor"),
+        ({"tokenizer": 3}, "tokenizer: 3 is neither a name or directory nor"),
+        ({"tokenizer": {"learn": 3}}, "tokenizer.learn: 3 "),
+        ({"tokenizer": "plane"}, "tokenizer: 'plane' cannot be loaded: .*did you mean 'plain'"),
+        ({"tokenizer": "nobody/nothing"}, "tokenizer: 'nobody/nothing' cannot be loaded: .*download: true}"),
+        ({"tokenizer": "."}, "tokenizer: '.' cannot be loaded"),
+    ],
 )
 def test_arguments_that_do_not_fit_are_errors(texts, project, arguments, message):
     (project / "plain").mkdir()

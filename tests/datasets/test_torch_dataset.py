@@ -9,7 +9,6 @@ import pytest
 import torch
 from campaign import thinned
 from doubles import stream_of, wrapped
-from some_cases import one_in
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
@@ -580,7 +579,7 @@ def read(dataset, workers=0, **options):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", one_in(2, NOISY))
+@pytest.mark.parametrize("kind", NOISY)
 def test_items_that_draw_are_the_same_in_workers(kind, workers):
     torch.manual_seed(workers)  # which must make no difference
     np.random.seed(workers)

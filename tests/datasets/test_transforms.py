@@ -9,7 +9,6 @@ import pytest
 import torch
 from campaign import thinned
 from PIL import Image
-from some_cases import one_in
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, fitting_torchvision
 from emrun.config.import_finder import locate
@@ -281,35 +280,26 @@ def test_in_a_worker_a_transform_may_draw_from_all_global_generators(pictures, f
 
 @pytest.mark.parametrize(
     ("entries", "message"),
-    one_in(
-        2,
-        [
-            ("ColorJitter", "augment: 'ColorJitter' is not a list, such as [ColorJitter: {brightness: 0.3}]"),
-            (
-                [3],
-                "augment[0]: 3 is neither a callable nor a transform of torchvision, such as {ColorJitter: {brightness",
-            ),
-            (
-                ["ColourJitter"],
-                "augment[0]: torchvision.transforms.v2 has no transform 'ColourJitter'; did you mean 'Col",
-            ),
-            (["functional"], "augment[0]: torchvision.transforms.v2 has no transform 'functional'"),
-            (
-                [{"ColorJitter": {"brightnes": 0.3}}],
-                "augment[0].ColorJitter.brightnes: unknown key 'brightnes'; did you mean 'brightness'?",
-            ),
-            ([{"RandomRotation": {"degrees": -1}}], "augment[0].RandomRotation: If degrees is a single number"),
-            (["MixUp"], "augment[0]: MixUp mixes the examples of a batch, and transforms get one; use the hook Mixup"),
-            (
-                [{"Resize": {"size": 8, "interpolation": "best"}}],
-                "augment[0].Resize: 'best' is not a valid Interpolation",
-            ),
-            (
-                [{"RandomApply": {"transforms": ["Nothing"]}}],
-                "augment[0].RandomApply.transforms[0]: torchvision.transforms.v2 has no transform 'Nothing'",
-            ),
-        ],
-    ),
+    [
+        ("ColorJitter", "augment: 'ColorJitter' is not a list, such as [ColorJitter: {brightness: 0.3}]"),
+        ([3], "augment[0]: 3 is neither a callable nor a transform of torchvision, such as {ColorJitter: {brightness"),
+        (
+            ["ColourJitter"],
+            "augment[0]: torchvision.transforms.v2 has no transform 'ColourJitter'; did you mean 'Col",
+        ),
+        (["functional"], "augment[0]: torchvision.transforms.v2 has no transform 'functional'"),
+        (
+            [{"ColorJitter": {"brightnes": 0.3}}],
+            "augment[0].ColorJitter.brightnes: unknown key 'brightnes'; did you mean 'brightness'?",
+        ),
+        ([{"RandomRotation": {"degrees": -1}}], "augment[0].RandomRotation: If degrees is a single number"),
+        (["MixUp"], "augment[0]: MixUp mixes the examples of a batch, and transforms get one; use the hook Mixup"),
+        ([{"Resize": {"size": 8, "interpolation": "best"}}], "augment[0].Resize: 'best' is not a valid Interpolation"),
+        (
+            [{"RandomApply": {"transforms": ["Nothing"]}}],
+            "augment[0].RandomApply.transforms[0]: torchvision.transforms.v2 has no transform 'Nothing'",
+        ),
+    ],
 )
 def test_wrong_entries_are_refused_at_once(pictures, entries, message):
     with pytest.raises(ArgumentError) as found:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from doubles import Doubler, SixExamples
-from some_cases import one_in
 
 from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.base.errors import ArgumentError, StreamError
@@ -106,19 +105,16 @@ def test_the_length_of_a_mapping_is_that_of_its_parts():
 
 @pytest.mark.parametrize(
     ("batch", "counts"),
-    one_in(
-        2,
-        [
-            ({"x": [1, 2], "y": [1]}, "x 2, y 1"),
-            ({"x": np.zeros((4, 2)), "y": torch.zeros(2, 4), "z": [0] * 4}, "x 4, y 2, z 4"),
-            ({"x": [], "y": [1]}, "x 0, y 1"),
-            ({"x": [1], "y": ()}, "x 1, y 0"),
-            ({"x": SOURCES["anything with a shape"], "y": [1]}, "x 3, y 1"),
-            ({"x": torch.zeros(0, 3), "y": torch.zeros(3, 0)}, "x 0, y 3"),
-            ({"x": {"ids": np.zeros((2, 5)), "mask": [1, 2, 3]}, "y": [1, 2]}, "x.ids 2, x.mask 3, y 2"),
-            ({"x": {"ids": [1, 2]}, "y": torch.nested.nested_tensor([[1.0]], layout=torch.jagged)}, "x.ids 2, y 1"),
-        ],
-    ),
+    [
+        ({"x": [1, 2], "y": [1]}, "x 2, y 1"),
+        ({"x": np.zeros((4, 2)), "y": torch.zeros(2, 4), "z": [0] * 4}, "x 4, y 2, z 4"),
+        ({"x": [], "y": [1]}, "x 0, y 1"),
+        ({"x": [1], "y": ()}, "x 1, y 0"),
+        ({"x": SOURCES["anything with a shape"], "y": [1]}, "x 3, y 1"),
+        ({"x": torch.zeros(0, 3), "y": torch.zeros(3, 0)}, "x 0, y 3"),
+        ({"x": {"ids": np.zeros((2, 5)), "mask": [1, 2, 3]}, "y": [1, 2]}, "x.ids 2, x.mask 3, y 2"),
+        ({"x": {"ids": [1, 2]}, "y": torch.nested.nested_tensor([[1.0]], layout=torch.jagged)}, "x.ids 2, y 1"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_sources_of_unequal_length_are_an_error_with_names_and_lengths(batch, counts):
@@ -140,18 +136,15 @@ def test_the_stream_is_named_though_a_hook_has_looked_at_another_one_since():
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    one_in(
-        2,
-        [
-            (5, "int"),
-            (1.5, "float"),
-            (None, "NoneType"),
-            (np.array(5), "ndarray"),
-            (np.float32(5), "float32"),
-            (torch.tensor(5), "Tensor"),
-            (iter([1, 2]), "list_iterator"),
-        ],
-    ),
+    [
+        (5, "int"),
+        (1.5, "float"),
+        (None, "NoneType"),
+        (np.array(5), "ndarray"),
+        (np.float32(5), "float32"),
+        (torch.tensor(5), "Tensor"),
+        (iter([1, 2]), "list_iterator"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("first", [True, False], ids=["first", "second"])

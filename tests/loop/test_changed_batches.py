@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from campaign import thinned
 from doubles import LossOfOne
-from some_cases import one_in
 
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.base.errors import StreamError
@@ -294,18 +293,15 @@ def test_a_batch_that_hooks_leave_empty_is_an_empty_batch():
 
 @pytest.mark.parametrize(
     ("methods", "count"),
-    one_in(
-        2,
-        [
-            ({"after_batch": lambda self, batch_data: None}, 0),
-            ({"after_batch": lambda self, **_: None}, 0),
-            ({"before_batch": lambda self, batch: None}, 0),
-            ({"after_batch": lambda self, stream_name: None}, 1),
-            ({"after_batch": lambda self, batch_data: None, "reads": ()}, 1),
-            ({"after_batch": lambda self, batch_data: None, "reads": ("extra",)}, 0),
-            ({"after_epoch": lambda self, epoch_data: None}, 1),
-        ],
-    ),
+    [
+        ({"after_batch": lambda self, batch_data: None}, 0),
+        ({"after_batch": lambda self, **_: None}, 0),
+        ({"before_batch": lambda self, batch: None}, 0),
+        ({"after_batch": lambda self, stream_name: None}, 1),
+        ({"after_batch": lambda self, batch_data: None, "reads": ()}, 1),
+        ({"after_batch": lambda self, batch_data: None, "reads": ("extra",)}, 0),
+        ({"after_epoch": lambda self, epoch_data: None}, 1),
+    ],
 )
 def test_a_source_is_unused_unless_a_hook_that_gets_the_batches_may_read_it(methods, count, caplog):
     caplog.set_level(logging.WARNING)

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from some_cases import one_in
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingAborted
 from emrun.hooks import SaveEvery, SkipSpike, StopAfter
@@ -66,7 +65,7 @@ def trained(module, run=None, hooks=(), kind=TorchModel, policy="error", **optio
     return loop
 
 
-@pytest.mark.parametrize("value", one_in(2, ["nan", "inf", "-inf"]))
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("kind", [TorchModel, Own])
 def test_no_update_is_made_with_a_loss_that_is_not_finite(kind, value):
     module = Module({3}, value)
@@ -104,18 +103,15 @@ class Watches(AbstractHook):
 @pytest.mark.parametrize("hooks", [(), (Watches,)], ids=["plain", "a hook listens"])
 @pytest.mark.parametrize(
     ("bad", "options", "iteration"),
-    one_in(
-        3,
-        [
-            ({1}, {"accumulate": 4}, 1),
-            ({2}, {"accumulate": 4}, 2),
-            ({6}, {"accumulate": 4}, 6),
-            ({7}, {"accumulate": 3}, 7),
-            ({5}, {"micro_batch_size": 2}, 3),
-            ({6}, {"micro_batch_size": 2}, 3),
-            ({7}, {"micro_batch_size": 2, "accumulate": 4}, 4),
-        ],
-    ),
+    [
+        ({1}, {"accumulate": 4}, 1),
+        ({2}, {"accumulate": 4}, 2),
+        ({6}, {"accumulate": 4}, 6),
+        ({7}, {"accumulate": 3}, 7),
+        ({5}, {"micro_batch_size": 2}, 3),
+        ({6}, {"micro_batch_size": 2}, 3),
+        ({7}, {"micro_batch_size": 2, "accumulate": 4}, 4),
+    ],
 )
 def test_the_batch_of_a_window_whose_loss_is_not_finite_ends_the_training_at_once(kind, hooks, bad, options, iteration):
     with pytest.raises(TrainingAborted, match=rf"NaN at iteration {iteration} .*, so no update is made with it"):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from doubles import Doubler, LossOfOne, Numbers, SixExamples, loop_of, names, recording_hook, trained
-from some_cases import one_in
 
 from emrun import AbstractHook, MainLoop
 from emrun.base.errors import ArgumentError, HookError, StreamError, UsageError
@@ -244,21 +243,18 @@ def test_the_trace_of_a_session_that_fails_at_once_has_the_counters_of_the_loop(
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    one_in(
-        2,
-        [
-            ("iterations_done", "start_from sets the counters"),
-            ("training", "a hook cannot change which stream"),
-            ("evaluating", "call run_evaluation"),
-            ("hooks", "call change_hooks before the training begins"),
-            ("model", "give it to the constructor of MainLoop"),
-            ("horizon", "a hook declares `limits`"),
-            ("stream_name", "the loop sets it, and hooks read it"),
-            ("notify", "the loop sets it, and hooks read it"),
-            ("request_checkpoint", "the loop sets it, and hooks read it"),
-            ("recorded", "call record"),
-        ],
-    ),
+    [
+        ("iterations_done", "start_from sets the counters"),
+        ("training", "a hook cannot change which stream"),
+        ("evaluating", "call run_evaluation"),
+        ("hooks", "call change_hooks before the training begins"),
+        ("model", "give it to the constructor of MainLoop"),
+        ("horizon", "a hook declares `limits`"),
+        ("stream_name", "the loop sets it, and hooks read it"),
+        ("notify", "the loop sets it, and hooks read it"),
+        ("request_checkpoint", "the loop sets it, and hooks read it"),
+        ("recorded", "call record"),
+    ],
 )
 def test_what_hooks_read_of_the_loop_cannot_be_set(name, advice):
     loop = MainLoop(LossOfOne(), Numbers())
@@ -290,7 +286,7 @@ MISUSES = [
 ]
 
 
-@pytest.mark.parametrize(("event", "use", "place"), one_in(2, MISUSES))
+@pytest.mark.parametrize(("event", "use", "place"), MISUSES)
 def test_a_wrong_use_of_the_loop_names_the_hook_and_the_event(event, use, place):
     zeroth = event != "after_epoch"
     loop = MainLoop(LossOfOne(), Numbers(), [misusing(event, use), StopAfter(epochs=1)], skip_zeroth_epoch=zeroth)

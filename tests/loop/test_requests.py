@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from doubles import Doubler, SixExamples, loop_of, names, recording_hook, trained
-from some_cases import one_in
 
 from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated
 from emrun.base.errors import ArgumentError
@@ -24,7 +23,7 @@ ENDING_EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("event", one_in(2, ENDING_EVENTS))
+@pytest.mark.parametrize("event", ENDING_EVENTS)
 def test_a_termination_reaches_every_hook_and_ends_the_training(event):
     first, second = recording_hook(**{event: TrainingTerminated(event)}), recording_hook()
     loop = loop_of(first, second)
@@ -55,7 +54,7 @@ def test_a_termination_in_a_batch_leaves_the_epoch_uncounted():
     assert [name for name, _, _ in loop.model.calls] == ["train", "train", "valid", "valid"]
 
 
-@pytest.mark.parametrize("event", one_in(2, ENDING_EVENTS))
+@pytest.mark.parametrize("event", ENDING_EVENTS)
 def test_any_other_exception_ends_the_training_at_once(event):
     error = RuntimeError("broken")
     first, second = recording_hook(**{event: error}), recording_hook()
@@ -110,7 +109,7 @@ def test_after_training_of_every_hook_runs_and_the_first_error_is_raised(caplog)
     assert "second" in caplog.text
 
 
-@pytest.mark.parametrize("event", one_in(2, ENDING_EVENTS))
+@pytest.mark.parametrize("event", ENDING_EVENTS)
 def test_the_first_error_counts_when_after_training_fails_too(event):
     hook = recording_hook(**{event: RuntimeError("cause"), "after_training": ValueError("late")})
     with pytest.raises(RuntimeError, match="cause"):
@@ -240,15 +239,12 @@ class SendAt(AbstractHook):
 @pytest.mark.parametrize("buffer", [0, 2])
 @pytest.mark.parametrize(
     ("numbers", "epochs", "iterations", "reason"),
-    one_in(
-        2,
-        [
-            ([signal.SIGINT], 2, 6, "SIGINT"),
-            ([signal.SIGTERM], 1, 4, "SIGTERM"),
-            ([signal.SIGINT, signal.SIGINT], 1, 4, "SIGINT"),
-            ([signal.SIGINT, signal.SIGTERM], 1, 4, "SIGTERM"),
-        ],
-    ),
+    [
+        ([signal.SIGINT], 2, 6, "SIGINT"),
+        ([signal.SIGTERM], 1, 4, "SIGTERM"),
+        ([signal.SIGINT, signal.SIGINT], 1, 4, "SIGINT"),
+        ([signal.SIGINT, signal.SIGTERM], 1, 4, "SIGTERM"),
+    ],
 )
 def test_with_on_interrupt_epoch_a_first_sigint_ends_after_the_epoch(
     buffer, caplog, numbers, epochs, iterations, reason

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from doubles import SGD, XY, Affine, Keep, Two, evaluate, identity, run
-from some_cases import one_in
 from torch import nn
 
 from emrun import Factory, TorchModel
@@ -38,18 +37,15 @@ ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
 
 @pytest.mark.parametrize(
     ("inputs", "batch", "expected"),
-    one_in(
-        2,
-        [
-            (None, {"a": [1.0], "b": [2.0]}, (ONE, TWO)),
-            (["b", "a"], {"a": [1.0], "b": [2.0]}, (ONE, TWO)),  # by name, whatever the order
-            (["b", "other"], {"b": [1.0], "other": [2.0]}, (ONE, TWO)),  # by position, as one is no parameter
-            ({"a": "y", "b": "x"}, {"x": [2.0], "y": [1.0]}, (ONE, TWO)),
-            ({"a": "x", "b": "x"}, {"x": [1.0]}, (ONE, ONE)),
-            (["x", "x"], {"x": [1.0]}, (ONE, ONE)),
-            (["a", "a"], {"a": [1.0]}, (ONE, ONE)),
-        ],
-    ),
+    [
+        (None, {"a": [1.0], "b": [2.0]}, (ONE, TWO)),
+        (["b", "a"], {"a": [1.0], "b": [2.0]}, (ONE, TWO)),  # by name, whatever the order
+        (["b", "other"], {"b": [1.0], "other": [2.0]}, (ONE, TWO)),  # by position, as one is no parameter
+        ({"a": "y", "b": "x"}, {"x": [2.0], "y": [1.0]}, (ONE, TWO)),
+        ({"a": "x", "b": "x"}, {"x": [1.0]}, (ONE, ONE)),
+        (["x", "x"], {"x": [1.0]}, (ONE, ONE)),
+        (["a", "a"], {"a": [1.0]}, (ONE, ONE)),
+    ],
 )
 def test_forward_gets_the_sources_that_inputs_names(inputs, batch, expected):
     module = Two()
@@ -119,20 +115,17 @@ def test_a_prediction_needs_no_source_whose_parameter_has_a_default_but_all_othe
 
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
-    one_in(
-        2,
-        [
-            (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources that it gets"),
-            (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
-            (Two(), ["x", "y", "z"], "Two.forward: too many positional arguments"),
-            (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
-            (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
-            (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
-            (Two(), "a", "'a' is not a list of names"),
-            (Two(), [1, 2], "is not a list of names"),
-            (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
-        ],
-    ),
+    [
+        (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources that it gets"),
+        (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
+        (Two(), ["x", "y", "z"], "Two.forward: too many positional arguments"),
+        (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
+        (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
+        (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
+        (Two(), "a", "'a' is not a list of names"),
+        (Two(), [1, 2], "is not a list of names"),
+        (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
+    ],
 )
 def test_inputs_that_do_not_fit_forward_are_refused_at_once(module, inputs, message):
     with pytest.raises(ArgumentError, match=r"^inputs: ") as caught:
@@ -200,17 +193,8 @@ def test_floating_point_sources_get_the_dtype_of_the_module(values, module_dtype
 
 @pytest.mark.parametrize(
     "values",
-    one_in(
-        2,
-        [np.array([3, 250], dtype=dtype) for dtype in (np.uint8, np.int16, np.int32, np.int64, np.uint16)]
-        + [
-            [3, 250],
-            (3, 250),
-            [np.int32(3), np.int32(250)],
-            torch.tensor([3, 250], dtype=torch.int32),
-            range(3, 251, 247),
-        ],
-    ),
+    [np.array([3, 250], dtype=dtype) for dtype in (np.uint8, np.int16, np.int32, np.int64, np.uint16)]
+    + [[3, 250], (3, 250), [np.int32(3), np.int32(250)], torch.tensor([3, 250], dtype=torch.int32), range(3, 251, 247)],
 )
 def test_integer_sources_become_int64(values):
     (data,) = evaluate(identity(), [{"x": values}])
@@ -263,7 +247,7 @@ WIDER = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
-@pytest.mark.parametrize("dtype", one_in(3, [np.float32, np.int64, np.uint8]), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("cut", [np.s_[:, 1], np.s_[:, ::2], np.s_[::2]], ids=str)
 def test_a_slice_is_contiguous_for_forward_losses_and_metrics(make, dtype, cut):
     """As `view` needs, with which torchmetrics flattens a target."""
@@ -294,18 +278,15 @@ def test_a_read_only_array_is_not_written_to():
 
 @pytest.mark.parametrize(
     "values",
-    one_in(
-        2,
-        [
-            [[1.0, 2.0], [3.0]],
-            [np.array([1.0, 2.0]), np.array([3.0])],
-            ["one", "two"],
-            np.array(["one", "two"]),
-            [None, None],
-            [{}, {}],
-            np.array([1, "a"], dtype=object),
-        ],
-    ),
+    [
+        [[1.0, 2.0], [3.0]],
+        [np.array([1.0, 2.0]), np.array([3.0])],
+        ["one", "two"],
+        np.array(["one", "two"]),
+        [None, None],
+        [{}, {}],
+        np.array([1, "a"], dtype=object),
+    ],
     ids=["ragged lists", "ragged arrays", "strings", "array of strings", "nothing", "mappings", "objects"],
 )
 def test_a_source_that_cannot_become_a_tensor_is_named(values):
@@ -357,7 +338,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
-    one_in(2, [
+    [
         ({"scale": (1, torch.float64), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
         ({"scale": (1, torch.float16), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
         ({"table": (nn.Embedding(99, 3), torch.float16), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
@@ -368,7 +349,7 @@ class Mixed(nn.Module):
          torch.bfloat16),
         ({"packed": (99, torch.float8_e4m3fn), "scale": (1, torch.bfloat16)}, torch.bfloat16),
         ({"norm": (nn.BatchNorm1d(3, affine=False), torch.float64)}, torch.float64),
-    ]),
+    ],
     ids=["scale", "half scale", "table", "bag", "all bfloat16", "only a table", "lora", "8 bits", "only buffers"],
 )  # fmt: skip
 def test_most_numbers_of_the_parameters_decide_the_dtype(parts, expected):
@@ -565,39 +546,36 @@ WIDE, HELD = np.array([1.0, 1e300]), r"has 1e\+300, which float32 cannot hold"
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    one_in(
-        3,
-        [
-            (LARGE, "has 9223372036854775809, which int64 cannot hold"),
-            ([LARGE], "has 9223372036854775809, which int64 cannot hold"),
-            (torch.tensor([2**63], dtype=torch.uint64), "has 9223372036854775808, which int64 cannot hold"),
-            (WIDE, HELD),
-            (torch.tensor(WIDE), HELD),
-            (torch.tensor(WIDE, requires_grad=True), HELD),
-            ([WIDE, np.float32([1, 2])], HELD),
-            (WIDE.tolist(), HELD),
-            ([WIDE.tolist()], HELD),
-            (tuple(WIDE), HELD),
-            (array("d", WIDE), HELD),
-            (memoryview(WIDE), HELD),
-            (WIDE.astype(">f8"), HELD),
-            (WIDE[::-1], HELD),
-            (np.broadcast_to(WIDE, (2, 2)), HELD),
-            (np.array([np.nan, np.inf, 1e300]), HELD),
-            ([np.nan, np.inf, 1e300], HELD),
-            (torch.diag(torch.tensor(WIDE)).to_sparse(), HELD),
-            (lambda: torch.diag(torch.tensor(WIDE)).to_sparse_csr(), HELD),
-            (lambda: torch.nested.nested_tensor([torch.tensor(WIDE)]), HELD),
-            (MASKED, r"masked entries; yield `\.filled\(NUMBER\)`"),
-            ([MASKED, MASKED], "masked entries"),
-            (np.ma.array([1, 2], mask=[True, False]), "masked entries"),
-            (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"quantised; .*`\.dequantize\(\)`"),
-            (np.array([1.5], np.longdouble), "longdouble"),
-            (np.zeros(2, dtype=[("a", "f4"), ("b", "i4")]), "void"),
-            (np.array(["2020-01-01"], "M8[D]"), "datetime64"),
-            (np.array([1, None], object), "object_"),
-        ],
-    ),
+    [
+        (LARGE, "has 9223372036854775809, which int64 cannot hold"),
+        ([LARGE], "has 9223372036854775809, which int64 cannot hold"),
+        (torch.tensor([2**63], dtype=torch.uint64), "has 9223372036854775808, which int64 cannot hold"),
+        (WIDE, HELD),
+        (torch.tensor(WIDE), HELD),
+        (torch.tensor(WIDE, requires_grad=True), HELD),
+        ([WIDE, np.float32([1, 2])], HELD),
+        (WIDE.tolist(), HELD),
+        ([WIDE.tolist()], HELD),
+        (tuple(WIDE), HELD),
+        (array("d", WIDE), HELD),
+        (memoryview(WIDE), HELD),
+        (WIDE.astype(">f8"), HELD),
+        (WIDE[::-1], HELD),
+        (np.broadcast_to(WIDE, (2, 2)), HELD),
+        (np.array([np.nan, np.inf, 1e300]), HELD),
+        ([np.nan, np.inf, 1e300], HELD),
+        (torch.diag(torch.tensor(WIDE)).to_sparse(), HELD),
+        (lambda: torch.diag(torch.tensor(WIDE)).to_sparse_csr(), HELD),
+        (lambda: torch.nested.nested_tensor([torch.tensor(WIDE)]), HELD),
+        (MASKED, r"masked entries; yield `\.filled\(NUMBER\)`"),
+        ([MASKED, MASKED], "masked entries"),
+        (np.ma.array([1, 2], mask=[True, False]), "masked entries"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"quantised; .*`\.dequantize\(\)`"),
+        (np.array([1.5], np.longdouble), "longdouble"),
+        (np.zeros(2, dtype=[("a", "f4"), ("b", "i4")]), "void"),
+        (np.array(["2020-01-01"], "M8[D]"), "datetime64"),
+        (np.array([1, None], object), "object_"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_source_that_would_lose_values_is_refused(value, reason):
@@ -612,21 +590,18 @@ def test_a_part_that_would_lose_values_is_named():
 
 @pytest.mark.parametrize(
     ("value", "form", "reason"),
-    one_in(
-        2,
-        [
-            ([256], {"dtype": "uint8"}, "256, which uint8"),
-            ([-1], {"dtype": "uint8"}, "-1, which uint8"),
-            (np.int64([1, -1]), {"dtype": "uint64"}, "-1, which uint64"),
-            ([0.0, 0.75], {"dtype": "int64"}, "0.75, which int64"),
-            ([0.0, np.nan], {"dtype": "int64"}, "nan, which int64"),
-            (torch.tensor([0.5], dtype=torch.bfloat16), {"dtype": "int32"}, "0.5, which int32"),
-            ([2**40], {"dtype": "int32"}, "1099511627776, which int32"),
-            ([70000.0], {"dtype": "float16"}, "70000.0, which float16"),
-            ([70000], {"dtype": "float16"}, "70000, which float16"),
-            (WIDE, {"scale": 2.0}, "1e.300, which float32"),
-        ],
-    ),
+    [
+        ([256], {"dtype": "uint8"}, "256, which uint8"),
+        ([-1], {"dtype": "uint8"}, "-1, which uint8"),
+        (np.int64([1, -1]), {"dtype": "uint64"}, "-1, which uint64"),
+        ([0.0, 0.75], {"dtype": "int64"}, "0.75, which int64"),
+        ([0.0, np.nan], {"dtype": "int64"}, "nan, which int64"),
+        (torch.tensor([0.5], dtype=torch.bfloat16), {"dtype": "int32"}, "0.5, which int32"),
+        ([2**40], {"dtype": "int32"}, "1099511627776, which int32"),
+        ([70000.0], {"dtype": "float16"}, "70000.0, which float16"),
+        ([70000], {"dtype": "float16"}, "70000, which float16"),
+        (WIDE, {"scale": 2.0}, "1e.300, which float32"),
+    ],
 )
 def test_a_form_that_a_value_does_not_have_is_refused(value, form, reason):
     with pytest.raises(StreamError, match=rf"source 'x' has {reason}"):
@@ -635,21 +610,18 @@ def test_a_form_that_a_value_does_not_have_is_refused(value, form, reason):
 
 @pytest.mark.parametrize(
     ("value", "form", "expected"),
-    one_in(
-        2,
-        [
-            (np.array([np.nan, np.inf, -np.inf, 3e38]), {}, [np.nan, np.inf, -np.inf, 3e38]),
-            ([np.nan, -np.inf], {}, [np.nan, -np.inf]),
-            (np.full(4, 2e38), {}, [2e38] * 4),
-            (np.array([1e-300, 0.1]), {}, [0, 0.1]),
-            (np.array([255, 0]), {"dtype": "uint8"}, [255, 0]),
-            (np.array([0, 255]), {"dtype": "bool"}, [0, 1]),
-            (np.array([1.0, 0.0]), {"dtype": "int64"}, [1, 0]),
-            (np.array([60000.0, 60000]), {"dtype": "float16"}, [60000, 60000]),
-            (np.zeros((2, 0)), {}, np.zeros((2, 0))),
-            (np.array([True]), {"dtype": "float32"}, [1]),
-        ],
-    ),
+    [
+        (np.array([np.nan, np.inf, -np.inf, 3e38]), {}, [np.nan, np.inf, -np.inf, 3e38]),
+        ([np.nan, -np.inf], {}, [np.nan, -np.inf]),
+        (np.full(4, 2e38), {}, [2e38] * 4),
+        (np.array([1e-300, 0.1]), {}, [0, 0.1]),
+        (np.array([255, 0]), {"dtype": "uint8"}, [255, 0]),
+        (np.array([0, 255]), {"dtype": "bool"}, [0, 1]),
+        (np.array([1.0, 0.0]), {"dtype": "int64"}, [1, 0]),
+        (np.array([60000.0, 60000]), {"dtype": "float16"}, [60000, 60000]),
+        (np.zeros((2, 0)), {}, np.zeros((2, 0))),
+        (np.array([True]), {"dtype": "float32"}, [1]),
+    ],
 )
 def test_values_that_a_dtype_can_hold_pass(value, form, expected):
     found = tensor_of(value, **form)
@@ -664,20 +636,17 @@ def test_what_the_message_about_wide_numbers_says_keeps_them(wide):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    one_in(
-        2,
-        [
-            ([1e300 + 1j], torch.tensor([1e300 + 1j], dtype=torch.complex128)),
-            (np.array([2**63 - 1, 1], np.uint64), torch.tensor([2**63 - 1, 1])),
-            (np.array([2**32 - 1], np.uint32), torch.tensor([2**32 - 1])),
-            (np.array([2**16 - 1], np.uint16), torch.tensor([2**16 - 1])),
-            (np.array([1.5, 2], ">f4"), torch.tensor([1.5, 2])),
-            (np.array([1, 2**40], ">i8"), torch.tensor([1, 2**40])),
-            ([np.array([1.5], ">f8")], torch.tensor([[1.5]])),
-            (np.ma.array(np.float32([1, 2])), torch.tensor([1.0, 2])),
-            (np.array([1 + 2j]), torch.tensor([1 + 2j], dtype=torch.complex128)),
-        ],
-    ),
+    [
+        ([1e300 + 1j], torch.tensor([1e300 + 1j], dtype=torch.complex128)),
+        (np.array([2**63 - 1, 1], np.uint64), torch.tensor([2**63 - 1, 1])),
+        (np.array([2**32 - 1], np.uint32), torch.tensor([2**32 - 1])),
+        (np.array([2**16 - 1], np.uint16), torch.tensor([2**16 - 1])),
+        (np.array([1.5, 2], ">f4"), torch.tensor([1.5, 2])),
+        (np.array([1, 2**40], ">i8"), torch.tensor([1, 2**40])),
+        ([np.array([1.5], ">f8")], torch.tensor([[1.5]])),
+        (np.ma.array(np.float32([1, 2])), torch.tensor([1.0, 2])),
+        (np.array([1 + 2j]), torch.tensor([1 + 2j], dtype=torch.complex128)),
+    ],
 )
 def test_a_source_of_another_kind_of_array_keeps_its_values(value, expected):
     found = tensor_of(value)

@@ -24,7 +24,6 @@ from doubles import (
     same_state,
     state_of,
 )
-from some_cases import one_in
 from torch import nn
 from torch.nn import functional
 
@@ -55,17 +54,14 @@ def outputs_of(function, outputs=None, **arguments):
 
 @pytest.mark.parametrize(
     ("function", "outputs", "expected"),
-    one_in(
-        2,
-        [
-            (lambda x: {"p": x, "q": x + 1}, None, {"p": [1.0], "q": [2.0]}),
-            (lambda x: {"p": x, "q": x + 1}, ["q"], {"q": [2.0]}),
-            (lambda x: x, ["p"], {"p": [1.0]}),
-            (lambda x: (x, x + 1), ["p", "q"], {"p": [1.0], "q": [2.0]}),
-            (lambda x: [x, x + 1], ["p", "q"], {"p": [1.0], "q": [2.0]}),
-            (lambda x: (x,), ["p"], {"p": [1.0]}),
-        ],
-    ),
+    [
+        (lambda x: {"p": x, "q": x + 1}, None, {"p": [1.0], "q": [2.0]}),
+        (lambda x: {"p": x, "q": x + 1}, ["q"], {"q": [2.0]}),
+        (lambda x: x, ["p"], {"p": [1.0]}),
+        (lambda x: (x, x + 1), ["p", "q"], {"p": [1.0], "q": [2.0]}),
+        (lambda x: [x, x + 1], ["p", "q"], {"p": [1.0], "q": [2.0]}),
+        (lambda x: (x,), ["p"], {"p": [1.0]}),
+    ],
 )
 def test_outputs_names_what_forward_returns(function, outputs, expected):
     assert outputs_of(function, outputs) == expected
@@ -478,23 +474,17 @@ def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
 @pytest.mark.parametrize("key", ["loss", "metrics"])
 @pytest.mark.parametrize(
     ("form", "message"),
-    one_in(
-        3,
-        [
-            (
-                Factory(LearnedLoss, options={"inputs": ["same"]}),
-                "it has parameters, which would not be trained or saved",
-            ),
-            (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
-            (Factory(nn.MSELoss, options={"inputs": "same"}), "inputs: 'same' is not a list of names"),
-            (Factory(nn.MSELoss, options={"inputs": ["same", 1]}), "inputs: ['same', 1] is not a list of names"),
-            (Factory(nn.MSELoss, options={"inputs": [["same"]]}), "inputs: [['same']] is not a list of names"),
-            (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale: '1' is not a number"),
-            (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale: nan is not a number"),
-            (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
-            ("mse", "'mse' is not a class or function; write {class: ..., inputs: [...]}"),
-        ],
-    ),
+    [
+        (Factory(LearnedLoss, options={"inputs": ["same"]}), "it has parameters, which would not be trained or saved"),
+        (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
+        (Factory(nn.MSELoss, options={"inputs": "same"}), "inputs: 'same' is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": ["same", 1]}), "inputs: ['same', 1] is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": [["same"]]}), "inputs: [['same']] is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale: '1' is not a number"),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale: nan is not a number"),
+        (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
+        ("mse", "'mse' is not a class or function; write {class: ..., inputs: [...]}"),
+    ],
 )
 def test_a_wrong_form_of_a_loss_or_metric_is_refused_at_once(key, form, message):
     with pytest.raises(ArgumentError) as caught:
@@ -559,16 +549,13 @@ def each_with_each(one, other):
 @pytest.mark.parametrize("function", [functional.mse_loss, functional.l1_loss, lambda a, b: ((a - b) ** 2).mean()])
 @pytest.mark.parametrize(
     ("one", "other", "both"),
-    one_in(
-        3,
-        [
-            ((4, 1), (4,), "(4, 4)"),
-            ((4,), (4, 1), "(4, 4)"),
-            ((4, 1), (1, 4), "(4, 4)"),
-            ((4, 1, 3), (4, 3), "(4, 4, 3)"),
-            ((4, 3, 1), (4, 1, 5), "(4, 3, 5)"),
-        ],
-    ),
+    [
+        ((4, 1), (4,), "(4, 4)"),
+        ((4,), (4, 1), "(4, 4)"),
+        ((4, 1), (1, 4), "(4, 4)"),
+        ((4, 1, 3), (4, 3), "(4, 4, 3)"),
+        ((4, 3, 1), (4, 1, 5), "(4, 3, 5)"),
+    ],
 )
 def test_a_loss_that_would_compare_each_with_each_is_an_error_with_the_way_out(one, other, both, function):
     with pytest.raises(ArgumentError, match=r"compare each with each, .*\.squeeze\(1\) in forward") as caught:
@@ -599,27 +586,24 @@ def test_so_is_a_loss_that_compares_what_it_has_calculated_of_its_inputs(functio
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
     ("one", "other", "function"),
-    one_in(
-        3,
-        [
-            ((4,), (4,), functional.mse_loss),
-            ((4, 1), (4,), lambda a, b: ((a.exp() - a.T.exp()) * (b[:, None] - b)).mean()),  # pairs, as it says
-            ((4, 1), (4,), lambda a, b: (a.exp().squeeze(1) - b.double()).mean()),
-            ((4, 1), (4,), lambda a, b: a.exp().sum() - b.log().sum()),
-            ((4, 1), (4, 1), functional.mse_loss),
-            ((4, 3), (4, 1), lambda a, b: (a * b).sum()),  # a mask
-            ((4, 3), (3,), lambda a, b: (a * b).sum()),  # weights of columns
-            ((4, 3), (), lambda a, b: (a * b).sum()),
-            ((1, 1), (1,), functional.mse_loss),
-            ((4, 5), (4, 3), lambda a, b: a.sum() + b.sum()),
-            ((4,), (4,), each_with_each),
-            ((4, 1), (4,), lambda a, b: (a[:, 0] - b).mean()),  # makes one shape itself
-            ((4, 1), (4,), lambda a, b: functional.mse_loss(a.flatten(), b)),
-            ((4, 1), (4,), lambda a, b: functional.mse_loss(a, b[:, None])),
-            ((4, 1), (4,), lambda a, b: (a[:, 0, None] - b[None]).mean()),  # each with each, as it says
-            ((4, 2), (4, 2), lambda a, b: torch.cdist(a, b).mean()),
-        ],
-    ),
+    [
+        ((4,), (4,), functional.mse_loss),
+        ((4, 1), (4,), lambda a, b: ((a.exp() - a.T.exp()) * (b[:, None] - b)).mean()),  # pairs, as it says
+        ((4, 1), (4,), lambda a, b: (a.exp().squeeze(1) - b.double()).mean()),
+        ((4, 1), (4,), lambda a, b: a.exp().sum() - b.log().sum()),
+        ((4, 1), (4, 1), functional.mse_loss),
+        ((4, 3), (4, 1), lambda a, b: (a * b).sum()),  # a mask
+        ((4, 3), (3,), lambda a, b: (a * b).sum()),  # weights of columns
+        ((4, 3), (), lambda a, b: (a * b).sum()),
+        ((1, 1), (1,), functional.mse_loss),
+        ((4, 5), (4, 3), lambda a, b: a.sum() + b.sum()),
+        ((4,), (4,), each_with_each),
+        ((4, 1), (4,), lambda a, b: (a[:, 0] - b).mean()),  # makes one shape itself
+        ((4, 1), (4,), lambda a, b: functional.mse_loss(a.flatten(), b)),
+        ((4, 1), (4,), lambda a, b: functional.mse_loss(a, b[:, None])),
+        ((4, 1), (4,), lambda a, b: (a[:, 0, None] - b[None]).mean()),  # each with each, as it says
+        ((4, 2), (4, 2), lambda a, b: torch.cdist(a, b).mean()),
+    ],
 )
 def test_other_shapes_of_the_inputs_of_a_loss_are_left_to_it(one, other, function):
     assert calculated(one, other, function).dim() == 0

@@ -7,7 +7,6 @@ import pytest
 import torch
 from doubles import XY, Affine, Normed, run, same_state, state_of
 from in_ranks import Failed, results_of
-from some_cases import one_in
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
@@ -98,26 +97,20 @@ def test_a_tied_parameter_is_selected_by_any_of_its_names(name):
 
 @pytest.mark.parametrize(
     ("groups", "message"),
-    one_in(
-        2,
-        [
-            ([{"match": "first"}, {"match": "bias"}], "groups[1]: has parameter 'first.bias', as group 0 has; it can"),
-            ([{"match": "third"}], "groups[0].match: 'third' matches none of the parameters first.weight, first.bias,"),
-            (
-                [{"match": "bias", "learning_rate": 0.1}],
-                "groups: unknown argument 'learning_rate'; allowed: dampening,",
-            ),
-            ([{"match": "bias", "lr": -1}], "groups: lr -1 is not a finite number of at least 0"),
-            ([{"match": "bias", "lr": math.nan}], "groups: lr nan is not a finite number of at least 0"),
-            ([{"match": "bias", "weight_decay": "1e-4"}], "groups: weight_decay '1e-4' is not a finite number"),
-            ([{"match": "bias["}], "groups[0].match: 'bias[' is not a regular expression"),
-            ([{"lr": 0.1}], "is neither a list of {match: REGEX, argument: value} nor a callable"),
-            ([{"match": 3}], "groups[0].match: 3 is neither a regular expression nor a list of them"),
-            ([{"match": ["bias", "third"]}], "groups[0].match[1]: 'third' matches none of the parameters"),
-            (["bias"], "is neither a list of {match"),
-            ({"match": "bias"}, "is neither a list of {match"),
-        ],
-    ),
+    [
+        ([{"match": "first"}, {"match": "bias"}], "groups[1]: has parameter 'first.bias', as group 0 has; it can"),
+        ([{"match": "third"}], "groups[0].match: 'third' matches none of the parameters first.weight, first.bias,"),
+        ([{"match": "bias", "learning_rate": 0.1}], "groups: unknown argument 'learning_rate'; allowed: dampening,"),
+        ([{"match": "bias", "lr": -1}], "groups: lr -1 is not a finite number of at least 0"),
+        ([{"match": "bias", "lr": math.nan}], "groups: lr nan is not a finite number of at least 0"),
+        ([{"match": "bias", "weight_decay": "1e-4"}], "groups: weight_decay '1e-4' is not a finite number"),
+        ([{"match": "bias["}], "groups[0].match: 'bias[' is not a regular expression"),
+        ([{"lr": 0.1}], "is neither a list of {match: REGEX, argument: value} nor a callable"),
+        ([{"match": 3}], "groups[0].match: 3 is neither a regular expression nor a list of them"),
+        ([{"match": ["bias", "third"]}], "groups[0].match[1]: 'third' matches none of the parameters"),
+        (["bias"], "is neither a list of {match"),
+        ({"match": "bias"}, "is neither a list of {match"),
+    ],
 )
 def test_wrong_groups_are_refused(groups, message):
     with pytest.raises(ArgumentError) as caught:

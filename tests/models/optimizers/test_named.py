@@ -3,7 +3,6 @@
 import pytest
 import torch
 from doubles import Streams, run
-from some_cases import one_in
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
@@ -261,22 +260,14 @@ NORM = "body is frozen and was in evaluation mode, but is run in training mode: 
 
 @pytest.mark.parametrize(
     ("part", "keeps", "hooks", "expected"),
-    one_in(
-        2,
-        [
-            (nn.BatchNorm1d(2), False, [], [f"{NORM}; `Freeze: {{match: '^body\\.'}}` keeps BatchNorm as it is"]),
-            (nn.BatchNorm1d(2), False, ["^body\\."], []),
-            (nn.BatchNorm1d(2), True, [], []),
-            (nn.BatchNorm1d(2, track_running_stats=False), False, [], []),
-            (
-                nn.Dropout(0.1),
-                False,
-                ["^body\\."],
-                [NORM.replace("BatchNorm changes with each batch", "dropout drops")],
-            ),
-            (nn.Dropout(0.0), False, [], []),
-        ],
-    ),
+    [
+        (nn.BatchNorm1d(2), False, [], [f"{NORM}; `Freeze: {{match: '^body\\.'}}` keeps BatchNorm as it is"]),
+        (nn.BatchNorm1d(2), False, ["^body\\."], []),
+        (nn.BatchNorm1d(2), True, [], []),
+        (nn.BatchNorm1d(2, track_running_stats=False), False, [], []),
+        (nn.Dropout(0.1), False, ["^body\\."], [NORM.replace("BatchNorm changes with each batch", "dropout drops")]),
+        (nn.Dropout(0.0), False, [], []),
+    ],
 )
 def test_a_frozen_part_whose_evaluation_mode_ends_is_named_once(part, keeps, hooks, expected, caplog):
     model = TorchModel(Frozen(part, keeps), optimizer=form(), device="cpu")

@@ -5,7 +5,6 @@ import logging
 import pytest
 import torch
 from doubles import SGD, Affine, Streams
-from some_cases import one_in
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, UpdateSkipped
 from emrun.base.errors import ArgumentError
@@ -43,18 +42,15 @@ def test_the_rates_of_the_plan_are_those_of_the_updates():
 
 @pytest.mark.parametrize(
     ("stop", "arguments", "steps"),
-    one_in(
-        2,
-        [
-            ({"epochs": 5}, {}, 5),
-            ({"passes": 5}, {}, 5),
-            ({"updates": 20}, {}, 5),
-            ({"epochs": 5, "updates": 18}, {}, 4),
-            ({"updates": 20}, {"fixed_epoch_size": 2}, 10),
-            ({"passes": 5, "epochs": 9}, {"fixed_epoch_size": 2}, 9),
-            ({"epochs": 5}, {"known": False}, 5),
-        ],
-    ),
+    [
+        ({"epochs": 5}, {}, 5),
+        ({"passes": 5}, {}, 5),
+        ({"updates": 20}, {}, 5),
+        ({"epochs": 5, "updates": 18}, {}, 4),
+        ({"updates": 20}, {"fixed_epoch_size": 2}, 10),
+        ({"passes": 5, "epochs": 9}, {"fixed_epoch_size": 2}, 9),
+        ({"epochs": 5}, {"known": False}, 5),
+    ],
 )
 def test_a_scheduler_of_torch_steps_as_often_as_there_are_epochs(stop, arguments, steps):
     plan = model_of(Factory(STEP, step_size=2, gamma=0.5), stop=stop, **arguments).schedule_plan()

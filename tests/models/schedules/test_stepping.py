@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from doubles import Normed, Streams
-from some_cases import one_in
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_model
 from emrun.base.errors import ArgumentError, HookError
@@ -240,15 +239,12 @@ def test_a_scheduler_without_an_optimizer_is_refused():
 @pytest.mark.parametrize("step_on", ["epoch", "update"])
 @pytest.mark.parametrize(
     ("scheduler", "arguments"),
-    one_in(
-        2,
-        [
-            (torch.optim.lr_scheduler.CosineAnnealingLR, {"T_max": 4}),
-            (torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 0.1, "total_steps": 20}),
-            (torch.optim.lr_scheduler.LinearLR, {"total_iters": 3}),
-            (torch.optim.lr_scheduler.StepLR, {"step_size": 2}),
-        ],
-    ),
+    [
+        (torch.optim.lr_scheduler.CosineAnnealingLR, {"T_max": 4}),
+        (torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 0.1, "total_steps": 20}),
+        (torch.optim.lr_scheduler.LinearLR, {"total_iters": 3}),
+        (torch.optim.lr_scheduler.StepLR, {"step_size": 2}),
+    ],
 )
 def test_schedulers_follow_the_same_rates_as_in_a_raw_loop_without_a_warning(scheduler, arguments, step_on):
     # Warnings are errors here: torch warns when a scheduler steps before the optimizer.
@@ -273,7 +269,7 @@ def parts(each, made):
 
 
 @pytest.mark.parametrize("step_on", ["epoch", "update"])
-@pytest.mark.parametrize("kind", one_in(2, ["SequentialLR", "ChainedScheduler", "both"]))
+@pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "both"])
 @pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of SequentialLR in torch 2.6 itself
 def test_schedulers_of_schedulers_follow_the_same_rates_as_in_a_raw_loop(kind, step_on):
     each = torch.optim.lr_scheduler
@@ -332,17 +328,14 @@ def test_a_part_without_an_optimizer_among_its_parameters_gets_none(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    one_in(
-        2,
-        [
-            ("fast", "'fast'"),
-            ("3.0", "'3.0'"),
-            ([1.0, 2.0], "[1.0, 2.0]"),
-            (torch.ones(2), "Tensor of shape (2,)"),
-            (None, "None"),
-            ({"mean": "x"}, "'x'"),
-        ],
-    ),
+    [
+        ("fast", "'fast'"),
+        ("3.0", "'3.0'"),
+        ([1.0, 2.0], "[1.0, 2.0]"),
+        (torch.ones(2), "Tensor of shape (2,)"),
+        (None, "None"),
+        ({"mean": "x"}, "'x'"),
+    ],
     ids=str,
 )
 def test_a_metric_that_is_not_a_number_is_named(value, shown):
@@ -378,19 +371,16 @@ def warmed(scheduler, warmup, **options):
 
 @pytest.mark.parametrize(
     ("warmup", "shares", "counted"),
-    one_in(
-        2,
-        [
-            ("2 updates", [1 / 2, 1, 1, 1, 1, 1], 2),
-            ("3 updates", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
-            ("4 updates", [1 / 4, 2 / 4, 3 / 4, 1, 1, 1], 1),
-            ("1 pass", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
-            ("50%", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
-            ("100%", [update / 6 for update in range(1, 7)], 0),
-            ("0%", [1] * 6, 2),
-            (0, [1] * 6, 2),
-        ],
-    ),
+    [
+        ("2 updates", [1 / 2, 1, 1, 1, 1, 1], 2),
+        ("3 updates", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("4 updates", [1 / 4, 2 / 4, 3 / 4, 1, 1, 1], 1),
+        ("1 pass", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("50%", [1 / 3, 2 / 3, 1, 1, 1, 1], 1),
+        ("100%", [update / 6 for update in range(1, 7)], 0),
+        ("0%", [1] * 6, 2),
+        (0, [1] * 6, 2),
+    ],
 )
 def test_a_plateau_counts_the_epochs_with_an_update_after_the_warmup(warmup, shares, counted):
     loop, rates = train(warmed(PLATEAU, warmup, metric="valid/loss/mean"), epochs=2)
