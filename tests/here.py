@@ -18,6 +18,7 @@ import pytest
 from emrun import cli
 
 EMRUN = Path(sys.executable).with_name("emrun")
+importlib.import_module("torch")  # a command that imports it says so if that takes long
 
 
 def run_here(arguments, cwd):
