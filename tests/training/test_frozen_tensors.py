@@ -74,24 +74,24 @@ def are_equal(one, other):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """Return a run with ten checkpoints; it is not changed."""
-    return run_of(tmp_path_factory.mktemp("shared"), epochs=10)
+    """Return a run with six checkpoints; it is not changed."""
+    return run_of(tmp_path_factory.mktemp("shared"), epochs=6)
 
 
-def test_ten_checkpoints_have_the_frozen_bytes_once(shared):
+def test_six_checkpoints_have_the_frozen_bytes_once(shared):
     places = places_in(shared)
-    assert len(places) == 10
+    assert len(places) == 6
     assert {frozenset(names_in(each)) for each in places} == {frozenset({FROZEN, UNFROZEN, INDEX})}
     assert len(set(inodes(shared))) == 1
     blocks = {each.stat().st_ino: each.stat().st_blocks * 512 for place in places for each in place.iterdir()}
-    assert SIZE + 10 * TRAINED_SIZE < sum(blocks.values()) < SIZE + 20 * TRAINED_SIZE  # in ten files: 10 * SIZE more
-    assert size_below(shared / "checkpoints") < SIZE + 20 * TRAINED_SIZE
-    assert Removal.of(StoredRun(shared), "checkpoints").size < SIZE + 20 * TRAINED_SIZE
+    assert SIZE + 6 * TRAINED_SIZE < sum(blocks.values()) < SIZE + 12 * TRAINED_SIZE  # in six files: 5 * SIZE more
+    assert size_below(shared / "checkpoints") < SIZE + 12 * TRAINED_SIZE
+    assert Removal.of(StoredRun(shared), "checkpoints").size < SIZE + 12 * TRAINED_SIZE
     for place in places:
         verify(place)
     entries = [json.loads((each / "manifest.json").read_text())["files"] for each in places]
     assert len({json.dumps(each[FROZEN]) for each in entries}) == 1
-    assert [list(each) for each in entries] == [sorted(entries[0])] * 10
+    assert [list(each) for each in entries] == [sorted(entries[0])] * 6
 
 
 def test_the_index_is_that_of_transformers(shared):
@@ -105,7 +105,7 @@ def test_the_index_is_that_of_transformers(shared):
 
 def test_every_command_reads_such_a_checkpoint(shared, tmp_path):
     run = shutil.copytree(shared, tmp_path / "run", symlinks=True)
-    assert inodes(run)[0] != inodes(run)[1]  # such a copy has the file ten times
+    assert inodes(run)[0] != inodes(run)[1]  # such a copy has the file six times
     latest = values_of(run / "checkpoints" / "latest")
     assert are_equal(latest, load_run(run, "latest").model.module.state_dict())
     assert are_equal(latest, values_of(run / "checkpoints" / "latest" / INDEX))
@@ -128,8 +128,8 @@ def test_every_command_reads_such_a_checkpoint(shared, tmp_path):
 
 def test_a_resume_shares_the_file_and_ends_the_same(shared, tmp_path):
     run = run_of(tmp_path, epochs=4)
-    train(resume_training(run, overrides=["hooks.StopAfter.epochs=10"]))
-    assert len(inodes(run)) == 10
+    train(resume_training(run, overrides=["hooks.StopAfter.epochs=6"]))
+    assert len(inodes(run)) == 6
     assert len(set(inodes(run))) == 1
     assert are_equal(values_of(run), values_of(shared))
 
@@ -247,8 +247,8 @@ def test_a_run_whose_checkpoints_have_one_file_goes_on(tmp_path, monkeypatch, sh
         patch.setattr("emrun.storage.checkpoints.weights.LEAST_APART", 10**9)
         run = run_of(tmp_path, epochs=3)
     assert not inodes(run)
-    train(resume_training(run, overrides=["hooks.StopAfter.epochs=10"]))
-    assert len(inodes(run)) == 7
+    train(resume_training(run, overrides=["hooks.StopAfter.epochs=6"]))
+    assert len(inodes(run)) == 3
     assert are_equal(values_of(run), values_of(shared))
 
 

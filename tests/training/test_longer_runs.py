@@ -172,12 +172,14 @@ def test_a_schedule_that_is_over_needs_a_limit_of_updates(project):
         resume_training(directory, ["hooks.StopAfter.minutes=1", "~hooks.StopAfter.epochs"])
 
 
+@pytest.mark.campaign
 def test_a_shorter_run_is_refused_whatever_on_extend_says(project):
     directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan"}, *LONGER)
     with pytest.raises(StateError, match="planned for 20 updates, and the run now makes 15: this changes the rates"):
         resume_training(directory, ["hooks.StopAfter.epochs=3"])
 
 
+@pytest.mark.campaign
 def test_groups_of_different_rates_are_shown_apart(project):
     directory, _ = trained(
         project, {"class": "Linear"}, "model.optimizer.groups=[{match: 'bias$', lr: 0.5}]", "hooks.StopAfter.epochs=1"

@@ -221,6 +221,7 @@ def test_a_sequence_passes_sources_and_outputs_on(at):
     assert np.array_equal(found["other"], expected.numpy())
 
 
+@pytest.mark.campaign
 def test_of_two_outputs_of_one_name_the_later_counts_and_outputs_selects(at):
     renamed = {"run": "second", "overrides": ["model.module.name=logits", "model.loss=null"]}
     found = outputs_of(at("Sequence", runs=["log/a", renamed], outputs=["logits"]))
@@ -295,6 +296,7 @@ def test_runs_that_cannot_be_used_are_one_message_with_a_place_and_nothing_is_wr
     assert not (made / "p.csv").exists()
 
 
+@pytest.mark.campaign
 def test_outputs_that_are_only_known_with_a_batch(at):
     made = at(runs=["log/a", {"run": "log/b", "overrides": ["model.module.class=member_parts.Half"]}])
     with pytest.raises(StateError, match=r"run log/b does not return choice, is_yes \(it returns logits\)"):

@@ -641,6 +641,7 @@ def test_a_mixture_reads_new_data_by_the_dataset_that_is_left(pictures):
     assert "probability.cat" in found
 
 
+@pytest.mark.campaign
 def test_windows_of_new_texts_where_the_train_texts_are_not():
     Path("t.txt").write_text("to be or not to be " * 20)
     Path("new").mkdir()
@@ -665,6 +666,7 @@ def test_windows_of_new_texts_where_the_train_texts_are_not():
         predict(run, data="short.txt")
 
 
+@pytest.mark.campaign
 def test_a_dataset_without_new_stream_says_how_its_streams_get_new_data(tmp_path, monkeypatch):
     Path("my_torch.py").write_text(
         "import torch\n"

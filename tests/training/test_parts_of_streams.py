@@ -85,6 +85,7 @@ def test_overfit_trains_and_evaluates_on_the_same_few_batches(tmp_path, caplog):
     assert training.main_loop.stream_sizes == {"train": 2, "valid": 2, "train_eval": 1}
 
 
+@pytest.mark.campaign
 def test_an_evaluation_of_a_run_with_overfit_reads_the_whole_stream(tmp_path):
     training = trained(tmp_path / "part", config={**SMALL, "main_loop": {"overfit": 2, "extra_streams": ["valid"]}})
     found = evaluate(training.output_dir, "valid", checkpoint_name="latest")["valid"]

@@ -172,6 +172,7 @@ def test_terminations_and_requests_have_no_effect_while_an_epoch_begins_again(pr
     assert not (directory / "checkpoints" / "begun").exists()
 
 
+@pytest.mark.campaign
 def test_an_error_in_before_epoch_of_a_resume_leaves_the_checkpoints(project):
     directory = stopped_in_an_epoch(project)
     before = {path: path.read_bytes() for path in (directory / "checkpoints").rglob("*") if path.is_file()}

@@ -29,7 +29,7 @@ class Scores(AbstractHook):
 BEST = {"SaveBest": {"variable": "score", "keep": 2}}
 
 
-CASES = [  # an epoch has five iterations; the run is interrupted in its fourth epoch, and twice between epochs
+CASES = [  # an epoch has five iterations; the run is interrupted between epochs, and in its third and fourth
     ({"patience": 3}, [9, 7, 7, 8, 7], ["valid"], 4, [1, 2]),  # of equal values the earliest is kept
     ({"patience": 3}, [9, NAN, 7, "nan", NAN, NAN], ["valid"], 5, [0, 2]),
     ({"patience": 2}, [9, 0, 7, 0, 8, 0, 8], [{"valid": "2 epochs"}], 6, [2, 4]),

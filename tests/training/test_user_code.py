@@ -358,6 +358,7 @@ def test_a_run_and_a_resume_of_its_copy_record_their_code(project, monkeypatch, 
     assert not [each for each in caplog.messages if "the code" in each]
 
 
+@pytest.mark.campaign
 def test_a_resumed_run_has_the_first_batches_of_an_uninterrupted_one(project):
     config = config_of(hooks=FEW_HOOKS, extra_streams=[{"valid": "2 epochs"}])
     trained(config, project / "straight")
