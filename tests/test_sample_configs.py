@@ -39,7 +39,7 @@ CHECKED = [
     *("char_gpt/config.yaml", "detection/config.yaml", "dpo/config.yaml", "hugging_face/config.yaml"),
     *("image_folder/config.yaml", "imdb_gru/config.yaml", "pictures/config.yaml", "tar_shards/config.yaml"),
 ]
-"""Those that take longer to prepare or to train: `make test` checks them. Their datasets have tests of their own."""
+"""Those that take longer to prepare or to train: `make test` only checks them, `make campaign` trains them."""
 SHORT = ["seed=3", "main_loop.fixed_epoch_size=8", "main_loop.report=false"]
 FEW_BATCHES = ["hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=3"]
 
