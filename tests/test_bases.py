@@ -109,8 +109,8 @@ VARS = {
 """Base -> what writes the data, the `vars`, and the statistic of `test` with what a training must reach."""
 FAST = {"tabular": ["vars.epochs=12"], "tabular_regression": ["vars.epochs=20"], "forecast": ["vars.epochs=6"]}
 FAST |= {"text_classification": ["vars.epochs=4"], "chat": ["vars.epochs=6", "vars.lr=0.01"]}
-FEW = ("tabular", "tabular_regression", "text_classification")
-"""Those that `make test` trains here; tests/diagnosis/test_first_look.py trains the others, by configs for data."""
+FEW = ("tabular",)
+"""The one that `make test` trains here; tests/test_readme.py trains most others, by pages of docs/start."""
 
 
 @pytest.fixture(params=VARS)
@@ -147,7 +147,8 @@ def test_four_lines_train_well_and_the_run_needs_neither_the_base_nor_the_data(b
     assert sum(each.numel() for each in model.module.parameters()) > 100
 
 
-@pytest.mark.parametrize("base", thinned(VARS, ["tabular"]), indirect=True)
+@pytest.mark.campaign  # tests/training/test_preparation.py has such numbers on two ranks
+@pytest.mark.parametrize("base", VARS, indirect=True)
 def test_a_new_run_of_a_base_begins_on_two_ranks(base, emrun, run_directory):
     done = emrun("train", "c.yaml", "vars.epochs=1", "--nproc", "2", ranks=2)
     assert done.returncode == 0, done.stderr

@@ -136,6 +136,7 @@ def test_negatives_are_drawn_uniformly_or_by_frequency(graph):
         np.testing.assert_allclose(drawn, share, atol=0.01)
 
 
+@pytest.mark.campaign  # tests/test_sample_configs.py trains the sample for a few batches
 def test_complex_is_above_three_quarters_on_the_graph_of_families(project):
     runpy.run_path("prepare.py", run_name="__main__")
     parts = [make("config.yaml", ["hooks=[ComputeStats]"]) for make in (create_model, create_dataset, create_hooks)]

@@ -1,9 +1,14 @@
-"""Packages that add hooks, datasets and models: a small one, installed for real."""
+"""Packages that add hooks, datasets and models: a small one.
+
+`make campaign` installs it for real; `make test` writes the same metadata, which are most of an installation.
+"""
 
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,22 @@ hooks:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
+    """Return a directory with the package and the metadata that pip writes from its `pyproject.toml`."""
+    target = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PLUGIN / "emrun_extras", target / "emrun_extras")
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    metadata = target / f"emrun_extras-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1.0\n")
+    lines = []
+    for group, names in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {path}" for name, path in names.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return target
+
+
+@pytest.fixture(scope="module")
+def installed_by_pip(tmp_path_factory):
     """Install the package into a directory of its own; return it."""
     place = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PLUGIN, place / "source")
@@ -50,6 +71,15 @@ def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(with_pack
     assert "12 pieces" in done.stderr  # the zeroth epoch and two of training, of four batches each
 
 
+@pytest.mark.campaign
+def test_the_metadata_of_a_package_are_those_that_pip_writes(installed, installed_by_pip):
+    written, by_pip = (next(distributions(path=[str(place)])) for place in (installed, installed_by_pip))
+    assert (written.name, written.version) == (by_pip.name, by_pip.version)
+    assert set(written.entry_points) == set(by_pip.entry_points)
+    files = [sorted(path.name for path in place.glob("emrun_extras/*.py")) for place in (installed, installed_by_pip)]
+    assert files[0] == files[1]
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -74,8 +104,13 @@ def test_a_package_does_not_replace_a_name_of_emrun(with_package):
 
 
 def test_the_hooks_of_packages_are_listed_and_explained(with_package):
-    assert re.search("CountBatches +emrun_extras.hooks.CountBatches", with_package("show").stdout)
+    assert re.search("CountBatches +emrun_extras.hooks.CountBatches", with_package("show", "hooks").stdout)
     assert with_package("show", "count_batches").stdout.startswith("Logs how many batches were run.")
+
+
+@pytest.mark.campaign
+def test_all_lists_have_the_hooks_of_packages_and_a_misspelt_one_has_a_suggestion(with_package):
+    assert re.search("CountBatches +emrun_extras.hooks.CountBatches", with_package("show").stdout)
     done = with_package("show", "CountBatch")
     assert done.returncode == 2
     assert "did you mean 'CountBatches'?" in done.stderr

@@ -320,6 +320,12 @@ def trained_with(directory, *hooks):
     return (directory / "steps.jsonl").read_bytes()
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The steps of the training of `trained_with` when nothing happens meanwhile."""
+    return trained_with(tmp_path_factory.mktemp("alone") / "run")
+
+
 def by_hand(loop):
     with loop:
         loop.epoch(["train"])
@@ -340,11 +346,11 @@ AT_THE_SAME_TIME = {
 
 
 @pytest.mark.parametrize("name", thinned(AT_THE_SAME_TIME, ["run_training", "evaluate"]))
-def test_a_second_training_at_the_same_time_is_an_error_and_the_first_goes_on_as_alone(tmp_path, run, name):
+def test_a_second_training_at_the_same_time_is_an_error_and_the_first_goes_on_as_alone(tmp_path, run, alone, name):
     built = emrun.create_training(SAMPLE, output_dir=tmp_path / "built", overrides=SHORT)
     begin = partial(AT_THE_SAME_TIME[name], run, tmp_path / "new", built)
     other = Meanwhile(in_thread(begin))
-    assert trained_with(tmp_path / "first", other) == trained_with(tmp_path / "alone")
+    assert trained_with(tmp_path / "first", other) == alone
     assert "another thread of this process trains or evaluates" in other.raised
     assert not (tmp_path / "new").exists()
     begin()

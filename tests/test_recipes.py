@@ -21,6 +21,7 @@ from torch import nn
 from emrun import TorchModel, read_steps
 
 RECIPES = Path(__file__).parent.parent / "sample_configs" / "recipes"
+SHORT = ["hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=4", "main_loop.report=false"]
 
 
 def names_of(file):
@@ -103,7 +104,7 @@ def files_in(directory):
 
 
 def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
-    done = emrun("train", "-q", "upload.yaml", "--output-dir=run", "hooks.StopAfter.epochs=1", cwd=project)
+    done = emrun("train", "-q", "upload.yaml", "--output-dir=run", *SHORT, cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     run, store = project / "run", project / "uploads" / "run"
     best, latest = ((run / "checkpoints" / name).resolve() for name in ("best", "latest"))
@@ -123,8 +124,8 @@ def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
 
 
 def test_an_upload_that_fails_is_logged_and_does_not_end_the_run(project, emrun):
-    done = emrun("train", "upload.yaml", "--output-dir=run", "hooks.StopAfter.epochs=1",
-                 "hooks.Upload.url=config.yaml/below", "--no-progress", cwd=project)  # fmt: skip
+    wrong = "hooks.Upload.url=config.yaml/below"
+    done = emrun("train", "upload.yaml", "--output-dir=run", *SHORT, wrong, "--no-progress", cwd=project)
     assert done.returncode == 0
     assert "cannot upload it-" in done.stderr
     assert json.loads((project / "run" / "metrics.jsonl").read_text().splitlines()[-1])["epoch"] == 1
@@ -175,6 +176,7 @@ def test_stages_begin_with_the_stage_before_and_go_on(project, emrun):
     places = [project / "log" / stage for stage in ("byol", "probe")]
     for config in ("byol.yaml", "probe.yaml"):
         text = (project / config).read_text()
+        text = text.replace("main_loop:\n", "main_loop:\n  fixed_epoch_size: 4\n  report: false\n")
         (project / config).write_text(re.sub(r"epochs: \d+", "epochs: 1", text))
     lines = [line for line in (project / "stages.sh").read_text().splitlines() if line.startswith("emrun ")]
     records = []

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ SEVERAL = ("five_mistakes", "hook_intervals", "mistakes_in_the_structure")
 """The configs with more than one mistake."""
 COMMANDS = {"five_mistakes", "not_utf_8", "override_twice", "hook_class", "hook_order"}
 """The configs for which every test run starts the command; a campaign starts it for all."""
+FEW = 6
+"""How many configs with the same code of a phase every test run reads or builds; a campaign has all."""
 SOURCES = Unimported()  # which reads the files of torch once
 CODES = json.loads((HOME / "codes.json").read_text(encoding="utf-8"))
 """Config -> for each of its problems the code, and the overrides that make the problem go away."""
@@ -41,8 +44,21 @@ def comment(name, word):
     return found[1] if found else ""
 
 
+def few_of_each_kind(names):
+    """Return the first configs with each code, and all with more than one mistake."""
+    kinds = Counter()
+    few = []
+    for name in names:
+        kind = CODES[name][0][0]
+        kinds[kind] += 1
+        if kinds[kind] <= FEW or name in SEVERAL:
+            few.append(name)
+    return few
+
+
 def phase_is(*phases):
-    return pytest.mark.parametrize("name", [name for name in NAMES if comment(name, "phase") in phases])
+    names = [name for name in NAMES if comment(name, "phase") in phases]
+    return pytest.mark.parametrize("name", thinned(names, few_of_each_kind(names)))
 
 
 @pytest.fixture(scope="session")
