@@ -183,6 +183,7 @@ def test_the_command_prints_what_is_found_and_fails(looked, emrun, tmp_path):
     assert list((tmp_path).glob("log*")) == []
 
 
+@pytest.mark.campaign
 def test_the_progress_is_shown_on_a_terminal(looked, emrun_on_terminal):
     status, _, text = emrun_on_terminal("check", "config.yaml", "--data")
     assert status == 0

@@ -22,6 +22,7 @@ from emrun.cli import emrun as commands
 from emrun.diagnosis.first_config import first_config
 from emrun.diagnosis.first_look import look
 from emrun.diagnosis.tryout import try_out
+from emrun.hooks import save_confusion_matrix
 
 RNG = np.random.default_rng(0)
 
@@ -149,7 +150,8 @@ FEW = ("pictures", "people.csv", "load.csv")
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", thinned(CASES, FEW))
-def test_from_data_to_predictions_on_new_files(name):
+def test_from_data_to_predictions_on_new_files(name, monkeypatch):
+    monkeypatch.setattr(save_confusion_matrix, "draw_matrix", lambda *_, **options: np.zeros((2, 2, 3), np.uint8))
     prepare, prepare_new, words, measure, column = CASES[name]
     prepare(name)
     status, told = begin("--data", name, *words)
@@ -165,10 +167,7 @@ def test_from_data_to_predictions_on_new_files(name):
     # the config works, and the model learns
     config = load_config("made")
     try_out(config)
-    overrides = ["vars.epochs=6", "vars.patience=6"]
-    if "SaveConfusionMatrix" in "".join(lines):
-        overrides.append("~hooks.SaveConfusionMatrix")  # a picture takes longer than the training
-    training = create_training(config, output_dir="run", overrides=overrides)
+    training = create_training(config, output_dir="run", overrides=["vars.epochs=6", "vars.patience=6"])
     assert training.main_loop.run_training().status == "finished"
     found = evaluate("run", "test")["test"][measure]["mean"]
     assert found > 0.8 if measure == "accuracy" else found < {"prices.csv": 80, "load.csv": 0.5}[name], found

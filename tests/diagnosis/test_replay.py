@@ -136,7 +136,10 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize(("fails", "weights"), [("before", "before the step"), ("after", "after the update")])
+@pytest.mark.parametrize(
+    ("fails", "weights"),
+    thinned([("before", "before the step"), ("after", "after the update")], [("after", "after the update")]),
+)
 def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fails, weights):
     assert str(fail(*OWN, f"model.fails={fails}")) == f"bad {fails} the update"
     found = replay("run")
@@ -146,6 +149,7 @@ def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fai
     assert ("those after the step's update" in report(found)) is (fails == "after")
 
 
+@pytest.mark.campaign
 def test_an_update_that_cannot_be_detected_has_a_note(fail):
     fail(*OWN, "model.by_hand=true")
     text = report(replay("run"))
@@ -305,6 +309,7 @@ def test_another_hook_in_its_place_is_refused(fail):
         replay("run")
 
 
+@pytest.mark.campaign
 def test_a_config_that_has_changed_since_has_a_note(fail):
     fail("dataset.bad=[13]")
     config = Path("run/config.yaml")
@@ -382,6 +387,7 @@ def test_halving_stops_when_it_has_found_enough():
     assert len(calls) < 30
 
 
+@pytest.mark.campaign
 def test_an_evaluation_has_no_anomaly_to_look_for(fail):
     fail("dataset.labels=[1]", "dataset.stream=valid")
     assert replay("run", anomaly=True).anomaly == "not looked for, because an evaluation has no gradients"

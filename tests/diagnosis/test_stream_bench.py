@@ -316,6 +316,7 @@ def test_a_dataset_whose_dtype_is_another_thing_is_read_as_it_is(reads):
     assert [str(reading.setting) for reading in stream.readings] == SETTINGS
 
 
+@pytest.mark.campaign
 def test_images_that_are_bytes_already_are_not_tried_as_bytes_once_more(tmp_path):
     (tmp_path / "a").mkdir()
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a" / "0.png")

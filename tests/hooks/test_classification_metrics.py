@@ -72,8 +72,12 @@ def specificity(labels, predictions):
     return dict(zip(map(str, found), values, strict=True))
 
 
-@pytest.mark.parametrize(("classes", "used"), [(2, 2), (2, 1), (5, 5), (7, 4)])
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+AVERAGES = [(*used, average) for used in ((2, 2), (2, 1), (5, 5), (7, 4)) for average in ("macro", "micro", "weighted")]
+
+
+@pytest.mark.parametrize(
+    ("classes", "used", "average"), thinned(AVERAGES, [each for each in AVERAGES if each[:2] in ((2, 1), (7, 4))])
+)
 def test_averages_are_those_of_scikit_learn(evaluate, classes, used, average):
     batches = drawn(classes, used=used)
     labels, predictions = joined(batches)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from campaign import thinned
 from doubles import SGD, Streams, run, state_of, vectors
 from torch import nn
 
@@ -84,20 +85,23 @@ def test_what_an_optimizer_has_learnt_of_a_parameter_is_kept():
     assert all(torch.equal(value, known[name]) for name, value in model.optimizer.state[weight].items())
 
 
+LENGTHS = [
+    ("3 updates", {}, 3),
+    ("2 epochs", {}, 8),
+    ("1 epochs", {"accumulate": 3}, 2),  # of 4 batches: 3 and 1
+    ("1 pass", {}, 4),
+    ("1 passes", {"fixed_epoch_size": 3}, 4),
+    ("1 passes", {"fixed_epoch_size": 8, "accumulate": 3}, 2),  # a window of both passes
+    (None, {}, 12),
+]
+
+
 @pytest.mark.parametrize(
-    ("until", "main_loop", "frozen"),
-    [
-        ("3 updates", {}, 3),
-        ("2 epochs", {}, 8),
-        ("1 epochs", {"accumulate": 3}, 2),  # of 4 batches: 3 and 1
-        ("1 pass", {}, 4),
-        ("1 passes", {"fixed_epoch_size": 3}, 4),
-        ("1 passes", {"fixed_epoch_size": 8, "accumulate": 3}, 2),  # a window of both passes
-        (None, {}, 12),
-    ],
+    ("until", "main_loop", "frozen"), thinned(LENGTHS, [LENGTHS[0], LENGTHS[2], LENGTHS[5], LENGTHS[6]])
 )
 def test_until(until, main_loop, frozen):
     data = Streams(num_batches={"train": 4}, train=vectors(4))
+    main_loop = {**main_loop}
     accumulate = main_loop.pop("accumulate", 1)
     model, states = TorchModel(Net(), optimizer=SGD, accumulate=accumulate), States()
     before = state_of(model.module)

@@ -215,6 +215,7 @@ def test_lines_between_epochs_have_the_means_of_the_train_stream_since_the_last_
     assert [line.split()[2] for line in lines[2:]] == ["train", "valid"]
 
 
+@pytest.mark.campaign  # test_write_csv.py has means between epochs, also after a resume
 def test_aggregations_between_epochs_are_those_of_numpy_on_the_step_record_also_after_a_resume(
     tmp_path, digits_config, caplog
 ):

@@ -135,7 +135,7 @@ def test_the_best_few_are_kept_under_their_epochs(scripted, numbers, write, run,
 def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, digits_config):
     best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2}}
     stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
-    config = digits_config([stats, best, {"StopAfter": {"epochs": 5}}], batch_size=200)
+    config = digits_config([stats, best, {"StopAfter": {"epochs": 5}}], batch_size=500)
     straight = create_training(config, output_dir=tmp_path / "straight")
     train(straight)
     train(create_training(config, output_dir=tmp_path / "two", overrides=["hooks.StopAfter.epochs=2"]))

@@ -58,8 +58,14 @@ LABELS, GUESSES = [0, 1, 2, 2, 1, 0, 2], [0, 2, 2, 1, 1, 0, 2]
 @pytest.fixture
 def undrawn(monkeypatch):
     """Write a small picture without a figure, which takes longest, where it is not the subject."""
-    picture = np.zeros((2, 2, 3), np.uint8)
-    monkeypatch.setattr("emrun.hooks.save_confusion_matrix.draw_matrix", lambda *_, **options: picture)
+    names_drawn = []
+
+    def draw(matrix, names, title, **options):
+        names_drawn.append(names)
+        return np.zeros((2, 2, 3), np.uint8)
+
+    monkeypatch.setattr("emrun.hooks.save_confusion_matrix.draw_matrix", draw)
+    return names_drawn
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -78,10 +84,11 @@ def test_without_names_the_classes_have_numbers(saved):
     assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
 
 
-def test_names_of_the_argument_come_before_those_of_the_dataset(saved):
-    rows, named = saved(LABELS, GUESSES, ["a", "b", "c"], classes_names=["x", "y", "\udcffz"])
+def test_names_of_the_argument_come_before_those_of_the_dataset(saved, undrawn):
+    rows, _ = saved(LABELS, GUESSES, ["a", "b", "c"], classes_names=["x", "y", "\udcffz"])
     assert rows[0] == ["true class", "x", "y", "\\udcffz"]  # such as the name of a folder that is not in UTF-8
-    assert not np.array_equal(named, saved(LABELS, GUESSES, ["a", "b", "c"])[1])
+    saved(LABELS, GUESSES, ["a", "b", "c"])
+    assert [list(names) for names in undrawn] == [["x", "y", "\\udcffz"], ["a", "b", "c"]]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -112,7 +119,7 @@ def drawn(matrix, names, normalize=True):
     return draw_matrix(np.asarray(matrix), names, "valid, epoch 1", normalize=normalize, cmap="Blues", size=None)
 
 
-@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 30]))
+@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 10]))
 def test_any_number_of_classes_fits_on_a_picture(classes):
     picture = drawn(np.eye(classes, dtype=int) * 7, [f"name of class {number}" for number in range(classes)])
     assert max(picture.shape) < 1800
@@ -135,6 +142,7 @@ def test_any_name_fits_on_a_picture(name):
         assert (edge == 255).all()
 
 
+@pytest.mark.campaign
 def test_numbers_that_are_large_or_all_0():
     assert drawn([[10**9, 12_345], [999_500, 0]], ["a", "b"], normalize=False).shape == drawn([[1, 0]] * 2, "ab").shape
     assert (drawn(np.zeros((2, 2), int), "ab") != 255).any()

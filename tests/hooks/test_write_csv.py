@@ -313,7 +313,7 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
     ("iterations", "skip_zeroth_epoch"), thinned(itertools.product((7, 9, 12), (False, True)), [(9, False)])
 )
 def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations, skip_zeroth_epoch):
-    hooks = [STATS, {"WriteCSV": {"every": "3 iterations"}}, {"StopAfter": {"epochs": 2}}]
+    hooks = [STATS, {"WriteCSV": {"every": "2 iterations"}}, {"StopAfter": {"epochs": 2}}]
     config = digits_config(hooks, batch_size=200, skip_zeroth_epoch=skip_zeroth_epoch)
     train(create_training(config, output_dir=tmp_path / "straight"))
     directory = tmp_path / "resumed"
@@ -342,7 +342,7 @@ def test_without_a_zeroth_epoch_the_columns_are_what_hooks_write(tmp_path, digit
 
 @pytest.mark.parametrize(
     ("how", "is_finished"),
-    thinned(itertools.product(("deleted", "edited"), (False, True)), [("deleted", True), ("edited", False)]),
+    thinned(itertools.product(("deleted", "edited"), (False, True)), [("edited", False)]),
 )
 def test_a_file_that_others_have_changed_is_made_again(tmp_path, digits_config, how, is_finished):
     config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}], batch_size=200)

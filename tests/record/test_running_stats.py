@@ -369,7 +369,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(batch, is_weighted):
     assert stats.result()["mean"] == 1.0
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("is_weighted", thinned([False, True], [True]))
 def test_scalars_are_reduced_after_many_batches_and_their_statistics_are_those_of_numpy(is_weighted):
     batches = scalars_and_lengths(2 * MOST + 50)
     stats = add_scalars(RunningStats(RUNNING), batches, is_weighted, most_held=6 * MOST)
@@ -381,7 +381,7 @@ def test_scalars_are_reduced_after_many_batches_and_their_statistics_are_those_o
     ("cut", "is_weighted"),  # the first, the slots, a reduction
     thinned(
         product([0, 1, 2, 65, 66, MOST, MOST + 1, 2 * MOST + 49], [False, True]),
-        [(1, False), (66, True), (MOST + 1, False)],
+        [(66, True), (MOST + 1, False)],
     ),
 )
 def test_scalars_that_are_resumed_have_the_same_statistics_to_the_last_bit(cut, is_weighted):
@@ -422,9 +422,7 @@ def test_a_value_that_is_changed_in_place_afterwards_was_copied(value):
     assert stats.result() == {"mean": 51.0, "median": 51.0}
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_weighted"), thinned(product([(), (5,)], [False, True]), [((), True), ((5,), False)])
-)
+@pytest.mark.parametrize(("shape", "is_weighted"), thinned(product([(), (5,)], [False, True]), [((5,), True)]))
 def test_a_state_does_not_change_with_what_comes_after_it(shape, is_weighted):
     values = torch.tensor(some(3 * CAPACITY // 5, 5)) if shape else torch.tensor(some(2400))
     weights = torch.ones(5) if is_weighted else None
@@ -445,9 +443,7 @@ def test_a_state_does_not_change_with_what_comes_after_it(shape, is_weighted):
         assert take(other, values[half:]).result() == expected
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_weighted"), thinned(product([(), (5,), (5, 3)], [False, True]), [((), False), ((5,), True)])
-)
+@pytest.mark.parametrize(("shape", "is_weighted"), thinned(product([(), (5,), (5, 3)], [False, True]), [((5,), True)]))
 def test_what_follows_another_object_has_its_values_from_the_newest_on(shape, is_weighted):
     names, same = [*RUNNING, "median"], torch.zeros(shape)  # as a model whose outputs are always the same memory
     weights = torch.tensor([0.0, 1, 2, 1, 1]) if is_weighted else None

@@ -146,8 +146,15 @@ def test_batches_and_their_order_are_those_of_one_process(kind, workers, buffer,
 
 
 RESUMED = [  # a stream, the batch at which it is left, and the numbers of workers before and after
-    *((Strided, 4, 2, 0), (Drawing, 4, 1, 2), (Stateful, 4, 0, 1)),
-    *of_campaigns((Strided, 4, 3, 0), (Stateful, 4, 0, 3), (Strided, 4, 1, 2), (Plain, 4, 2, 2), (Stateful, 1, 3, 0)),
+    *((Strided, 4, 2, 0), (Stateful, 4, 0, 1)),
+    *of_campaigns(
+        (Drawing, 4, 1, 2),
+        (Strided, 4, 3, 0),
+        (Stateful, 4, 0, 3),
+        (Strided, 4, 1, 2),
+        (Plain, 4, 2, 2),
+        (Stateful, 1, 3, 0),
+    ),
     *of_campaigns((Strided, 1, 2, 2), (Strided, 4, 0, 3), (Plain, 1, 0, 3), (Drawing, 1, 3, 0), (Stateful, 1, 1, 2)),
 ]
 
