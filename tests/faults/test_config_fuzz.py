@@ -150,6 +150,7 @@ def test_an_override_at_random_is_accepted_or_refused_by_its_name(trials, part):
     assert len(refused) / 5 <= sum(error is not None for error in refused) <= len(refused)
 
 
+@pytest.mark.campaign
 def test_each_known_evil_is_refused():
     accepted = [evil for evil in BROKEN if verdict(evil) is None]
     assert accepted == []

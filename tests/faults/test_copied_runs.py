@@ -136,6 +136,7 @@ def test_a_copy_of_a_run_is_resumed_as_the_run_itself(tmp_path, small, run, tria
             assert not list((copy / "checkpoints").glob(".*"))
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a checkpoint of a copy that followed links is evaluated")
 def test_a_directory_under_a_name_is_evaluated(tmp_path, small, run, trials):

@@ -119,6 +119,7 @@ def train_and_harm(config, directory, name, how, epoch):
     train(training)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("metrics.jsonl or training.csv is cut, emptied or deleted while the run goes on")
 def test_a_file_that_is_harmed_while_the_run_goes_on_is_whole_after_the_next_start(tmp_path, small, trials):

@@ -277,6 +277,7 @@ def test_values_of_streams_that_have_ended_are_in_the_state():
 # torchmetrics
 
 
+@pytest.mark.campaign
 def test_the_f1_of_torchmetrics_is_that_of_scikit_learn_on_the_whole_stream():
     torchmetrics, sklearn = pytest.importorskip("torchmetrics"), pytest.importorskip("sklearn.metrics")
 
