@@ -17,6 +17,7 @@ import pytest
 
 from emrun import cli
 
+SAMPLES = Path(__file__).parent.parent / "sample_configs"
 EMRUN = Path(sys.executable).with_name("emrun")
 importlib.import_module("torch")  # a command that imports it says so if that takes long
 
@@ -25,26 +26,32 @@ def run_here(arguments, cwd):
     """Run a command with these arguments in a directory; return the finished process, with its output as text."""
     words = [str(each) for each in arguments]
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    before, handler = set(sys.modules), signal.getsignal(signal.SIGUSR1)
+    handler = signal.getsignal(signal.SIGUSR1)
+    path = [place for place in sys.path[1:] if not is_of_a_test(place)]
+    forget_modules()
     importlib.invalidate_caches()
     with pytest.MonkeyPatch.context() as patched, redirect_stdout(output), redirect_stderr(errors):
         patched.chdir(cwd)
         patched.setattr(sys, "argv", [str(EMRUN), *words])
-        patched.setattr(sys, "path", [str(EMRUN.parent), *sys.path[1:]])
+        patched.setattr(sys, "path", [str(EMRUN.parent), *path])
         patched.setattr(sys, "dont_write_bytecode", True)
         patched.delenv("TQDM_DISABLE", raising=False)
         try:
             status = cli._run()
         finally:
             signal.signal(signal.SIGUSR1, handler)
-            forget_modules(before, cwd, tempfile.gettempdir())
+            forget_modules()
     texts = [each.buffer.getvalue().decode() for each in (output, errors)]
     return subprocess.CompletedProcess(words, status, *texts)
 
 
-def forget_modules(before, *places):
-    """Remove the modules in these directories that were not there before: the next command imports them again."""
-    for name in [name for name in sys.modules if name not in before]:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and any(Path(file).is_relative_to(place) for place in places):
+def forget_modules():
+    """Remove the modules of tests and samples: the next command imports its own."""
+    for name, module in list(sys.modules.items()):
+        if (file := getattr(module, "__file__", None)) and is_of_a_test(file):
             del sys.modules[name]
+
+
+def is_of_a_test(path):
+    """Return whether a path is that of a file or directory of a test or a sample."""
+    return path.startswith((f"{tempfile.gettempdir()}/", f"{SAMPLES}/"))

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from emrun import create_training
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def cores_are_counted_once():
     """Ask the control groups of the process how many cores it has only once, instead of in each pass."""
     from emrun.base import cores

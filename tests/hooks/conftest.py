@@ -46,10 +46,15 @@ hooks:
 """
 
 
-@pytest.fixture(scope="session", autouse=True)
+READ_ONCE = cache(digits._load)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def digits_are_read_once():
-    """Read the file of the digits once for all trainings in the process of the tests."""
-    digits._load = cache(digits._load)
+    """Read the file of the digits once for all trainings in the process of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "_load", READ_ONCE)
+        yield
 
 
 @pytest.fixture
