@@ -153,7 +153,7 @@ def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> Json:
     on_disk: Json = {"checkpoint": {"bytes": size, "how": "measured"}}
     if kept is not None:
         on_disk["kept checkpoints"] = {"bytes": kept * size, "how": f"at most {kept} of this size"}
-    if done:
+    if done.get("iterations"):  # a run of the zeroth epoch alone has no steps
         lines = (place / METRICS).read_bytes().splitlines()
         per_step = (place / STEPS).stat().st_size / json.loads(lines[-1])["iteration"]
         per_epoch = len(lines[-1]) + (place / ROWS).stat().st_size / len(lines)
@@ -204,6 +204,7 @@ def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = Non
         run=known.run,
     )
     loop.check_as(known)
+    loop.parts.length.never_end()  # also where the training has no iteration
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return loop

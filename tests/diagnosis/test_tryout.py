@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from campaign import thinned
+from projects import linear_with
 
 from emrun import create_training
 from emrun.base.errors import StateError
@@ -170,6 +171,13 @@ def test_the_checkpoints_that_are_kept_are_counted():
     size = forecast["checkpoint"]["bytes"]
     kept = 3 + 3 + 5 + 1 + 1  # and `latest`
     assert forecast["kept checkpoints"] == {"bytes": kept * size, "how": f"at most {kept} of this size"}
+
+
+@pytest.mark.parametrize("unit", ["epochs", "passes", "updates", "iterations"])
+def test_a_run_of_the_zeroth_epoch_alone_can_be_checked(unit):
+    forecast = try_out(load_config(linear_with(["ComputeStats", {"StopAfter": {unit: 0}}])))["forecast"]
+    assert forecast["checkpoint"]["bytes"] > 0
+    assert "record" not in forecast  # no step is recorded
 
 
 def test_without_a_limit_only_what_a_hook_keeps_is_known():
