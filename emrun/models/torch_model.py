@@ -773,6 +773,8 @@ class TorchModel(ModuleModel):
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self.trains_itself:
             self._optimizers.check_steps_alone()
+        for member in self._optimizers.members:
+            member.before_training(self._main_loop)
         # what will be saved
         if self._main_loop is not None and self._main_loop.has_run:
             saves_more = self._overrides("state_dict")

@@ -312,6 +312,13 @@ def test_every_number_of_ranks_trains_on_the_same_batches_with_the_same_results(
     assert_close(expected, result_of(project / "run"))
 
 
+def test_a_rank_that_writes_no_plan_finds_the_length_of_the_run_before_it_reads_the_stream(project):
+    """Only rank 0 plans the schedule when the objects are built; here, no rank does."""
+    training = create_training(config_of(**VARIANTS["clip and averages"]), output_dir="run", checks_schedule=False)
+    assert train(training).status == "finished"
+    assert training.main_loop.horizon.updates == 3 * 5
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("size", "iterations"), [(2, 200), (4, 200)])
 def test_in_float32_over_many_iterations_the_losses_stay_within_1e_4(project, size, iterations):

@@ -133,6 +133,11 @@ class ScheduledOptimizer:
             key = self._scheduler_key + error.argument.removeprefix("scheduler")
             raise ArgumentError(key, error.message, error.fix) from error
 
+    def before_training(self, loop: Loop | None) -> None:
+        """Let the loop find the length of the run on each rank, while nothing reads the train stream."""
+        if self.scheduler is not None:
+            _horizon_of(loop)
+
     def begin_stream(self, loop: Loop | None) -> None:
         """Prepare for the batches of a train stream.
 
