@@ -78,6 +78,7 @@ class Unimported(Imported):
     def __init__(self) -> None:
         self._modules = SourceModules()
         self._stand_ins = dict(_TYPES)
+        self._annotations: list[dict[str, Any]] = []
 
     def find(self, path: str) -> Any:
         """Return a stand-in for the object that a dotted path names, None where only an import could find it.
@@ -226,12 +227,19 @@ class Unimported(Imported):
     def _annotated(self, function: FunctionType, definition: ast.FunctionDef, module: SourceModule) -> FunctionType:
         """Return a function with the types that its annotations stand for."""
         arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
-        function.__annotations__ = {
+        types: dict[str, Any] = {
             argument.arg: ReadLater(functools.partial(self._hint, argument.annotation, module))
             for argument in arguments
             if argument.annotation is not None
         }
+        function.__annotations__ = types
+        self._annotations.append(types)
         return function
+
+    def forget(self) -> None:
+        """Let what was read go at once, when no type is needed any more: types hold the modules that name them."""
+        for types in self._annotations:
+            types.clear()
 
     # Types
 

@@ -1,14 +1,19 @@
 """Classes and functions read from their files: what is found, and what is left to the import."""
 
+import gc
 import inspect
 import itertools
 import subprocess
 import sys
 
+import parsing
 import pytest
+from projects import linear_on_majority
 
+from emrun.config.config import load_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.names import dotted_path
+from emrun.config.plan import check_statically
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Unimported
 
@@ -135,6 +140,20 @@ def test_the_module_of_a_type_is_read_only_for_a_value_of_the_type(modules):
         parameters = sources.parameters(sources.find("things.Thing"))
         (path / "others.py").write_text("Other = int\n")
         assert (parameters.hint("x"), parameters.named["x"].annotation, parameters.hint("y")) == (int, int, None)
+
+
+def test_what_was_read_is_gone_without_looking_for_garbage(monkeypatch):
+    monkeypatch.setattr(Unimported, "_lookup", parsing.LOOKUP)
+    monkeypatch.setattr(Unimported, "forget", parsing.FORGET)
+    config = load_config(linear_on_majority(hooks=["ComputeStats", {"StopAfter": {"epochs": 1}}]))
+    gc.collect()
+    gc.disable()
+    try:
+        before = [each for each in gc.get_objects() if type(each) is Unimported]
+        check_statically(config)
+        assert [each for each in gc.get_objects() if type(each) is Unimported] == before
+    finally:
+        gc.enable()
 
 
 # What is missing
