@@ -157,15 +157,10 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
         ConfigError: the config has mistakes.
     """
     with without_collections():
-        finder = Unimported()
-        try:
-            if evaluations:
-                Plan.with_evaluations(config, finder)
-            else:
-                Plan.of(config, finder)
-        finally:
-            finder.forget()
-            del finder
+        if evaluations:
+            Plan.with_evaluations(config, Unimported())
+        else:
+            Plan.of(config, Unimported())
 
 
 def with_statistics(config: Config) -> Config:

@@ -24,9 +24,20 @@ UNREAD: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """Stands for the type of a parameter in a source file, which `read` returns."""
+    """Stands for the type of a parameter in a source file, which is read when it is asked for.
 
-    read: Callable[[], Any]
+    It names the module, and does not hold it: a class lives until the garbage collector finds it, and all syntax trees
+    would live as long.
+
+    Args:
+        annotation: what the source says.
+        module: the dotted path of the module.
+        hidden: names of the module that do not mean the same in the class of the parameter's method.
+    """
+
+    annotation: ast.expr
+    module: str
+    hidden: frozenset[str]
 
 
 class TypedParameter(inspect.Parameter):
@@ -105,16 +116,22 @@ def handed_on(function: ast.FunctionDef) -> Share:
     return Share.ALL if hands is not None and is_used_once and not may_end else Share.SOME
 
 
-def parameters_of(target: Callable[..., Any]) -> Parameters | None:
+def parameters_of(
+    target: Callable[..., Any], read: Callable[[ReadLater], Any] = lambda annotation: UNREAD
+) -> Parameters | None:
     """Return the parameters of a callable, None when it has no readable signature.
 
     A class that passes its `**kwargs` on to its base has the parameters of the base too.
+
+    Args:
+        target: the callable.
+        read: reads the types of a callable that stands for one in a source file.
     """
     try:
         receivers = list(_receivers(target))
     except (TypeError, ValueError):  # written in C
         return None
-    hints = _hints([function for function, _, _ in receivers])
+    hints = _hints([function for function, _, _ in receivers], read)
     named: dict[str, TypedParameter] = {}
     first = receivers[0][1]
     for _, signature, share in receivers:
@@ -248,13 +265,13 @@ def _in_source(function: FunctionType) -> Share:
     return handed_on(definition)
 
 
-def _hints(functions: Sequence[Any]) -> dict[str, Callable[[], Any]]:
+def _hints(functions: Sequence[Any], read: Callable[[ReadLater], Any]) -> dict[str, Callable[[], Any]]:
     """Return name -> function that returns the type of a parameter, by the first function that has an annotation."""
     hints: dict[str, Callable[[], Any]] = {}
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():
             if isinstance(annotation, ReadLater):
-                find = annotation.read
+                find = functools.partial(read, annotation)
             else:
                 names = getattr(inspect.unwrap(function), "__globals__", {})
                 find = functools.partial(evaluated, annotation, names)

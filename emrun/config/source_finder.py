@@ -12,7 +12,6 @@ import ast
 import builtins
 import collections.abc
 import contextlib
-import functools
 import os
 import pathlib
 import typing
@@ -26,7 +25,7 @@ import emrun.base.types
 from emrun.base.types import AtLeast, Form, Units
 from emrun.config.import_finder import Imported
 from emrun.config.names import NoModule, no_member, parts_of
-from emrun.config.signatures import UNREAD, Parameters, ReadLater, anything
+from emrun.config.signatures import UNREAD, Parameters, ReadLater, anything, parameters_of
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
 from emrun.model import AbstractModel
@@ -78,7 +77,6 @@ class Unimported(Imported):
     def __init__(self) -> None:
         self._modules = SourceModules()
         self._stand_ins = dict(_TYPES)
-        self._annotations: list[dict[str, Any]] = []
 
     def find(self, path: str) -> Any:
         """Return a stand-in for the object that a dotted path names, None where only an import could find it.
@@ -108,7 +106,7 @@ class Unimported(Imported):
 
     def parameters(self, target: Any) -> Parameters | None:
         """Return the parameters of a class or function."""
-        parameters = super().parameters(target)
+        parameters = parameters_of(target, self._hint)
         is_known = target is anything or target.__module__.startswith(f"{TORCH}.")
         return parameters if parameters is None or is_known else replace(parameters, unknown=UNREAD)
 
@@ -212,9 +210,9 @@ class Unimported(Imported):
         stand_in: type = _made(tree, module, bases=bases)
         for name, value in others.items():
             setattr(stand_in, name, value)
-        inside = replace(module, bound={**module.bound, **{name: [None] for name in members}})
         for name in _SURE & methods.keys():
-            self._annotated(getattr(vars(stand_in)[name], "__func__", vars(stand_in)[name]), methods[name], inside)
+            function = getattr(vars(stand_in)[name], "__func__", vars(stand_in)[name])
+            self._annotated(function, methods[name], module, frozenset(members))
         return stand_in
 
     def _base(self, expression: ast.expr, module: SourceModule) -> type:
@@ -224,29 +222,29 @@ class Unimported(Imported):
             raise TypeError("not a class, or not readable")
         return base
 
-    def _annotated(self, function: FunctionType, definition: ast.FunctionDef, module: SourceModule) -> FunctionType:
-        """Return a function with the types that its annotations stand for."""
+    @staticmethod
+    def _annotated(
+        function: FunctionType, definition: ast.FunctionDef, module: SourceModule, hidden: frozenset[str] = frozenset()
+    ) -> FunctionType:
+        """Return a function with its annotations, to be read later; `hidden` are the names of its class."""
         arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
-        types: dict[str, Any] = {
-            argument.arg: ReadLater(functools.partial(self._hint, argument.annotation, module))
+        function.__annotations__ = {
+            argument.arg: ReadLater(argument.annotation, module.name, hidden)
             for argument in arguments
             if argument.annotation is not None
         }
-        function.__annotations__ = types
-        self._annotations.append(types)
         return function
-
-    def forget(self) -> None:
-        """Let what was read go at once, when no type is needed any more: types hold the modules that name them."""
-        for types in self._annotations:
-            types.clear()
 
     # Types
 
-    def _hint(self, annotation: ast.expr, module: SourceModule) -> Any:
+    def _hint(self, later: ReadLater) -> Any:
         """Return the type that an annotation stands for, or `UNREAD`."""
         try:
-            return self._type(annotation, module)
+            module = self._modules.read(later.module)
+            if module is None:
+                return UNREAD
+            inside = replace(module, bound={**module.bound, **{name: [None] for name in later.hidden}})
+            return self._type(later.annotation, inside)
         except Exception:  # a meaningless type can raise any error
             return UNREAD
 

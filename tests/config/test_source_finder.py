@@ -16,6 +16,7 @@ from emrun.config.names import dotted_path
 from emrun.config.plan import check_statically
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Unimported
+from emrun.config.source_modules import SourceModule
 
 NUMBERS = itertools.count()
 
@@ -144,14 +145,13 @@ def test_the_module_of_a_type_is_read_only_for_a_value_of_the_type(modules):
 
 def test_what_was_read_is_gone_without_looking_for_garbage(monkeypatch):
     monkeypatch.setattr(Unimported, "_lookup", parsing.LOOKUP)
-    monkeypatch.setattr(Unimported, "forget", parsing.FORGET)
     config = load_config(linear_on_majority(hooks=["ComputeStats", {"StopAfter": {"epochs": 1}}]))
     gc.collect()
     gc.disable()
     try:
-        before = [each for each in gc.get_objects() if type(each) is Unimported]
+        before = [each for each in gc.get_objects() if isinstance(each, Unimported | SourceModule)]
         check_statically(config)
-        assert [each for each in gc.get_objects() if type(each) is Unimported] == before
+        assert [each for each in gc.get_objects() if isinstance(each, Unimported | SourceModule)] == before
     finally:
         gc.enable()
 
