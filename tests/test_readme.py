@@ -155,14 +155,14 @@ def fits(shown, output):
 
 
 def shortened(text):
-    """Return an output as it is compared where a training was shorter: it has done one epoch, or several."""
+    """Return an output in which one epoch is written as several are, since `make test` may train only one."""
     return re.sub(r"\b1 epoch\b", "1 epochs", text)
 
 
 def check_transcript(name, block, run, *, shorter=False):
     """Compare the output of a block's commands with what the page shows; or replace what the page shows.
 
-    With `shorter`, a training is as long as SHORTER says, and what it has learnt is not compared.
+    With `shorter`, the commands in SHORTER train less, and what a model has learnt is not compared.
     """
     for command, shown in transcript(block):
         override = SHORTER.get(command) if shorter else None

@@ -191,7 +191,7 @@ def test_a_directory_that_cannot_be_written_does_not_hide_the_error(doomed, emru
 
 
 NO_FAILURES = [
-    ["dataset.raises=a broken file"],  # there is no batch
+    ["dataset.raises=a broken file"],  # it raises before its first batch
     ["model.outputs=[logits]"],
     ["model.inputs=[x, labl]"],
     ["hooks.StopAfter={iterations: 2}"],

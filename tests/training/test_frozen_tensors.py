@@ -5,17 +5,17 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from campaign import thinned
-from click.testing import CliRunner
+from here import run_here
 from safetensors.torch import load_file
 from training.resuming import Interrupt, train_with
 from training.tiny import CONFIG as TINY, trained
 
 from emrun import AbstractHook, create_training, load_run, resume_training
-from emrun.cli import emrun as commands
 from emrun.runs.pruning import Removal
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage.checkpoints.manifest import STATE, verify
@@ -115,14 +115,14 @@ def test_every_command_reads_such_a_checkpoint(shared, tmp_path):
         ["predict", "-q", run, "valid", "-o", tmp_path / "found.jsonl"],
         ["diff", run, run],
     ):
-        done = CliRunner().invoke(commands, [*map(str, command)], standalone_mode=False)
-        assert (done.exception, done.return_value, done.stderr) == (None, 0, "")
+        done = run_here(command, Path.cwd())
+        assert (done.returncode, done.stderr) == (0, "")
     begun = trained(tmp_path / "begun", f"model.init_from={run}", config=config_of(epochs=1)).output_dir
     assert are_equal(
         load_file(begun / "checkpoints" / "latest" / FROZEN), load_file(run / "checkpoints/latest" / FROZEN)
     )
     prune = ["prune", "--optimizer-states", "--yes", str(run)]
-    assert CliRunner().invoke(commands, prune, standalone_mode=False).return_value == 0
+    assert run_here(prune, Path.cwd()).returncode == 0
     assert are_equal(latest, values_of(run))
 
 

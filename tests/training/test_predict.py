@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from campaign import thinned
-from click.testing import CliRunner
 from conftest import EMRUN
+from here import run_here
 from samples import own_modules
 
 from emrun import create_training, load_run, predict
 from emrun.base.errors import UsageError
-from emrun.cli import emrun as commands
 from emrun.stream_context import StreamContext
 from emrun.training.create import train
 
@@ -194,8 +193,8 @@ def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, emrun, tmp_path,
 
 def call(*words):
     """Run a command in this process; return its exit status and what it says."""
-    done = CliRunner().invoke(commands, words, standalone_mode=False)
-    return getattr(done.exception, "exit_code", done.return_value), f"{done.output}{done.exception or ''}"
+    done = run_here(words, Path.cwd())
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_what_cannot_be_predicted_is_said(run, tmp_path, monkeypatch):
