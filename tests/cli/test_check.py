@@ -446,7 +446,6 @@ def test_check_train_and_resume_show_the_plan_of_the_learning_rates(emrun_here, 
     assert "model.scheduler.warmup: 4 updates: the run makes only 2 updates" in refused.stderr
 
 
-@pytest.mark.campaign
 def test_numerics_are_a_table_in_which_what_differs_is_wrong(project, emrun):
     (project / "tokens.py").write_text(
         "import torch\n"

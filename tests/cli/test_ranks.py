@@ -155,7 +155,6 @@ def test_two_ranks_evaluate_as_one_does(straight, emrun, emrun_here, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
-@pytest.mark.campaign  # tests/training/test_ranks.py compares the predictions without a command
 def test_two_ranks_predict_as_one_does(straight, emrun, tmp_path):
     for size in (1, 2):
         done = emrun("predict", straight, "train", "-o", tmp_path / f"{size}.csv", "--nproc", size)
