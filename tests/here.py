@@ -6,6 +6,7 @@ commands that fork, such as a sweep that trains.
 
 import importlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 from emrun import cli
 
-SAMPLES = Path(__file__).parent.parent / "sample_configs"
+ROOT = Path(__file__).parent.parent
+FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("hooks", "datasets"))  # no command finds them under these names
 EMRUN = Path(sys.executable).with_name("emrun")
 importlib.import_module("torch")  # a command that imports it says so if that takes long
 
@@ -27,7 +29,7 @@ def run_here(arguments, cwd):
     words = [str(each) for each in arguments]
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     handler = signal.getsignal(signal.SIGUSR1)
-    path = [place for place in sys.path[1:] if not is_of_a_test(place)]
+    path = [place for place in sys.path[1:] if place not in ("", str(ROOT)) and not is_of_a_test(place)]
     forget_modules()
     importlib.invalidate_caches()
     with pytest.MonkeyPatch.context() as patched, redirect_stdout(output), redirect_stderr(errors):
@@ -35,6 +37,8 @@ def run_here(arguments, cwd):
         patched.setattr(sys, "argv", [str(EMRUN), *words])
         patched.setattr(sys, "path", [str(EMRUN.parent), *path])
         patched.setattr(sys, "dont_write_bytecode", True)
+        for name in names_of_modules(FOLDERS):
+            patched.delitem(sys.modules, name)
         patched.delenv("TQDM_DISABLE", raising=False)
         try:
             status = cli._run()
@@ -47,11 +51,20 @@ def run_here(arguments, cwd):
 
 def forget_modules():
     """Remove the modules of tests and samples: the next command imports its own."""
-    for name, module in list(sys.modules.items()):
-        if (file := getattr(module, "__file__", None)) and is_of_a_test(file):
-            del sys.modules[name]
+    for name in names_of_modules(places_of_tests()):
+        del sys.modules[name]
+
+
+def names_of_modules(places):
+    """Return the names of the modules in directories."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file and file.startswith(places)]
 
 
 def is_of_a_test(path):
     """Return whether a path is that of a file or directory of a test or a sample."""
-    return path.startswith((f"{tempfile.gettempdir()}/", f"{SAMPLES}/"))
+    return path.startswith(places_of_tests())
+
+
+def places_of_tests():
+    return f"{tempfile.gettempdir()}{os.sep}", f"{ROOT / 'sample_configs'}{os.sep}"
