@@ -5,6 +5,7 @@ import gc
 import io
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -20,11 +21,12 @@ import tempfile
 import termios
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import _pytest.logging
 import campaign
 import memory
 import parsing
@@ -50,6 +52,26 @@ if str(VISION[0]) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # 
 sys.path.append(str(VISION[1]))
 runpy.run_path(str(VISION[0] / "sitecustomize.py"))
 parsing.remember()
+
+
+@contextmanager
+def caught_by_root(handler, level=None):
+    """Log to a handler too; pytest would look at each of the thousands of loggers of libraries, six times a test."""
+    root = logging.getLogger()
+    before = root.level
+    if level is not None:
+        handler.setLevel(level)
+        root.setLevel(min(before, level))
+    root.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        root.removeHandler(handler)
+        if level is not None:
+            root.setLevel(before)
+
+
+_pytest.logging.catching_logs = caught_by_root
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not IS_WORKER:
     memory.move_temporary_directory()
@@ -88,6 +110,15 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if (minutes := config.getoption("--campaign")) is not None:
         campaign.plan(config, items, minutes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(report):
+    """Send no names by which a test can be chosen of what has passed: they are most of what a worker reports."""
+    data = yield
+    if report.passed:
+        data["keywords"] = {}
+    return data
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -163,8 +194,9 @@ def read_both(output, errors, timeout):
 
 def newest_source():
     """Return when a file of emrun was changed last, as a time."""
-    folders = (ROOT / name for name in ("emrun", "hooks", "datasets"))
-    return max(path.stat().st_mtime for folder in folders for path in folder.rglob("*.py"))
+    folders = [folder for name in ("emrun", "hooks", "datasets") for folder in os.walk(ROOT / name)]
+    paths = (f"{folder}{os.sep}{name}" for folder, _, names in folders for name in names if name.endswith(".py"))
+    return max(map(os.path.getmtime, paths))
 
 
 class Warm:
@@ -238,10 +270,17 @@ class Warm:
 
 @pytest.fixture(scope="session", autouse=True)
 def tests_are_not_recorded():
-    """Count the modules of the tests as installed: all of them are imported, and each run would record all of them."""
+    """Count the modules of the tests as installed, and ask git nothing about the repository that they are in.
+
+    All of them are imported, and each run in the process of a test would record all of them, with what has changed.
+    """
+    from emrun.storage.code import git
     from emrun.training import user_code
 
     user_code._INSTALLED = (*user_code._INSTALLED, str(ROOT / "tests").strip(os.sep))
+    asked = git.is_in_repository
+    for module in (git, user_code):
+        module.is_in_repository = lambda directory: not directory.is_relative_to(ROOT) and asked(directory)
 
 
 @pytest.fixture(scope="session", autouse=True)

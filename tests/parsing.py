@@ -4,6 +4,7 @@ import ast
 import functools
 from types import FunctionType
 
+from emrun.config import yaml_tree
 from emrun.config.source_finder import Unimported
 
 LOOKUP = Unimported._lookup
@@ -11,7 +12,7 @@ LOOKUP = Unimported._lookup
 
 
 def remember():
-    """Parse equal sources once, and find what a config names in emrun or PyTorch once."""
+    """Parse equal sources and equal texts of YAML once, and find what a config names in emrun or PyTorch once."""
     parse, lookup, found = ast.parse, Unimported._lookup, {}
     remembered = functools.cache(parse)
 
@@ -32,4 +33,8 @@ def remember():
             found[path] = what
         return what
 
+    document = yaml_tree._Parser.document
+    read = functools.lru_cache(1000)(lambda text, source: document(yaml_tree._Parser(text, source)))
     ast.parse, Unimported._lookup = parsed, looked_up
+    yaml_tree._Parser.document = lambda self: read(self._text, self._source)
+    remember.read = read

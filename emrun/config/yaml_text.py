@@ -51,18 +51,25 @@ def _escaped(plain: Any) -> Any:
 
 
 def _with_new_parts(node: Node, template: str) -> str:
-    """Return the template with what is not from a file: keys at the end, and first items of lists."""
+    """Return the template with what is not from a file: keys at the end, and first items of lists.
+
+    It is returned as it is if there is more that is not from a file.
+    """
     new = {}
     lines = template.rstrip().splitlines(keepends=True)
     count = len(lines)
     for path, child, _ in node.places():
-        if not child.position.line and len(path) == 1:
+        if child.position.line or path[0] in new:
+            continue
+        if len(path) == 1:
             new[path[0]] = child.plain()
-        elif not child.position.line and path[1:] == (0,):
+        elif path[1:] == (0,):
             second = node.get(path[0], 1)
             if second is not None and second.position.line:
                 before = lines[second.position.line - 1][: second.position.column - 1]
                 lines.insert(second.position.line - 1, f"{before}{child.value}\n")
+        else:
+            return template
     if not new and len(lines) == count:
         return template
     return f"{''.join(lines)}\n{_write(new) if new else ''}"

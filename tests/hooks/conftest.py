@@ -172,8 +172,10 @@ def write():
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a run directory."""
-    return create_run("", "run", output_root=tmp_path, output_dir=None, seed=0)
+    """Return a run, which ends with the test."""
+    run = create_run("", "run", output_root=tmp_path, output_dir=None, seed=0)
+    yield run
+    run.release()
 
 
 @pytest.fixture(params=["two", pytest.param("ten", marks=[pytest.mark.campaign, pytest.mark.timeout(300)])])
