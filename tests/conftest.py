@@ -359,6 +359,17 @@ def emrun(tmp_path, warm):
 
 
 @pytest.fixture
+def emrun_here(tmp_path):
+    """Run the command as `emrun`, but in this process: see here.py for what this is."""
+    from here import run_here  # it imports PyTorch
+
+    def run(*arguments, cwd=tmp_path):
+        return run_here(arguments, cwd)
+
+    return run
+
+
+@pytest.fixture
 def emrun_on_terminal(tmp_path, warm):
     """Run the installed command with standard error on a terminal; return exit status, output and terminal text."""
 

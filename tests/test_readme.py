@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,23 +96,31 @@ def project(tmp_path):
 
 @pytest.fixture
 def warm(request, warm):
-    """Let the commands of a page that needs transformers run where the library is imported already."""
-    if request.node.name.endswith(tuple(f"[{name}]" for name in WITH_TRANSFORMERS)):
+    """Let the commands of a page that needs transformers run where the library is imported, unless that is here."""
+    if request.node.get_closest_marker("campaign") and request.node.name.endswith(
+        tuple(f"[{name}]" for name in WITH_TRANSFORMERS)
+    ):
         return request.getfixturevalue("warm_with_transformers")
     return warm
 
 
 @pytest.fixture
-def shell(emrun, tmp_path):
-    """Run a line of a page in a directory; its first command, if emrun's, runs where PyTorch is imported already."""
+def shell(emrun, emrun_here, tmp_path):
+    """Run a line of a page in a directory; its first command, if emrun's, runs where PyTorch is imported already.
 
-    def run(line, cwd):
+    With `here`, this is the process of the tests.
+    """
+
+    def run(line, cwd, *, here=False):
         first = re.match(r"emrun [^;&|<>]*", line)
         if not first or len(re.findall("[\"']", first[0])) % 2:
             done = bash(line, cwd)
             return done.returncode, done.stdout
         words = bash(f"printf '%s\\0' {first[0]}", cwd).stdout.split("\0")[1:-1]
-        done = emrun(*words, cwd=cwd, ranks=4 if "--nproc" in words else 0)
+        if here and "--nproc" not in words:
+            done = emrun_here(*words, cwd=cwd)
+        else:
+            done = emrun(*words, cwd=cwd, ranks=4 if "--nproc" in words else 0)
         if first[0] == line:
             return done.returncode, done.stderr + done.stdout
         for name, text in (("stdout", done.stdout), ("stderr", done.stderr)):
@@ -280,6 +289,7 @@ def test_every_command_of_a_page_works_as_it_is_written(name, in_project, shell,
 
 def check_page(name, project, shell, warm, *, shorter):
     """Run the commands and snippets of a page, and check its configs; see `check_transcript` for `shorter`."""
+    run = partial(shell, cwd=project, here=shorter)
     replaced = SET_UP | ({command: f"{command} {override}" for command, override in SHORTER.items()} if shorter else {})
     if name == "docs/start/install.md":
         shutil.copytree(SAMPLES, project / "sample_configs")
@@ -289,10 +299,10 @@ def check_page(name, project, shell, warm, *, shorter):
             (project / block["file"]).write_text(text)
         if kind == "sh":
             for line in text.splitlines():
-                status, output = shell(replaced.get(line, line), project) if line not in SHOWN else (0, "")
+                status, output = run(replaced.get(line, line)) if line not in SHOWN else (0, "")
                 assert status == 0, output
         elif kind == "console" and block["info"] != "slow":
-            check_transcript(name, block, lambda command: shell(command, project)[1], shorter=shorter)
+            check_transcript(name, block, lambda command: run(command)[1], shorter=shorter)
         elif kind == "python" and not block["file"]:
             (project / f"snippet_{index}.py").write_text(text)
             done = warm.run([str(project / f"snippet_{index}.py")], project, timeout=60)

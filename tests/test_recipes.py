@@ -89,8 +89,8 @@ def test_the_penalties_are_those_of_the_weights():
     assert penalties.orthogonality(module) == 2 * 3**2
 
 
-def test_the_range_test_goes_from_the_first_rate_to_the_last(project, emrun):
-    done = emrun("train", "-q", "range_test.yaml", "--output-dir=run", cwd=project)
+def test_the_range_test_goes_from_the_first_rate_to_the_last(project, emrun_here):
+    done = emrun_here("train", "-q", "range_test.yaml", "--output-dir=run", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     steps = read_steps(project / "run")
     rates = steps["learning_rate"]
@@ -103,8 +103,8 @@ def files_in(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
-    done = emrun("train", "-q", "upload.yaml", "--output-dir=run", *SHORT, cwd=project)
+def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun_here):
+    done = emrun_here("train", "-q", "upload.yaml", "--output-dir=run", *SHORT, cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     run, store = project / "run", project / "uploads" / "run"
     best, latest = ((run / "checkpoints" / name).resolve() for name in ("best", "latest"))
@@ -113,19 +113,19 @@ def test_checkpoints_are_uploaded_and_compared_on_a_resume(project, emrun):
     (store / latest.name / "manifest.json").unlink()  # the process was killed during the upload
     (store / latest.name / "model.safetensors").write_bytes(b"half")
     (run / ".uploads" / "latest-it-1").mkdir(parents=True)
-    done = emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2", cwd=project)
+    done = emrun_here("resume", "-q", "run", "hooks.StopAfter.epochs=2", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     assert files_in(store / latest.name)["model.safetensors"] != b"half"
     assert (store / "latest.txt").read_text() != latest.name
     assert not (run / ".uploads").exists()
     assert not latest.exists()
     shutil.copytree(store / latest.name, latest)
-    assert emrun("eval", "-q", "run", "valid", "--checkpoint", latest.name, cwd=project).returncode == 0
+    assert emrun_here("eval", "-q", "run", "valid", "--checkpoint", latest.name, cwd=project).returncode == 0
 
 
-def test_an_upload_that_fails_is_logged_and_does_not_end_the_run(project, emrun):
+def test_an_upload_that_fails_is_logged_and_does_not_end_the_run(project, emrun_here):
     wrong = "hooks.Upload.url=config.yaml/below"
-    done = emrun("train", "upload.yaml", "--output-dir=run", *SHORT, wrong, "--no-progress", cwd=project)
+    done = emrun_here("train", "upload.yaml", "--output-dir=run", *SHORT, wrong, "--no-progress", cwd=project)
     assert done.returncode == 0
     assert "cannot upload it-" in done.stderr
     assert json.loads((project / "run" / "metrics.jsonl").read_text().splitlines()[-1])["epoch"] == 1
@@ -172,7 +172,7 @@ def test_the_teacher_is_the_average_of_its_student(project, emrun):
     torch.testing.assert_close(module.teacher[0].weight, before + 0.25)
 
 
-def test_stages_begin_with_the_stage_before_and_go_on(project, emrun):
+def test_stages_begin_with_the_stage_before_and_go_on(project, emrun_here):
     places = [project / "log" / stage for stage in ("byol", "probe")]
     for config in ("byol.yaml", "probe.yaml"):
         text = (project / config).read_text()
@@ -181,7 +181,7 @@ def test_stages_begin_with_the_stage_before_and_go_on(project, emrun):
     lines = [line for line in (project / "stages.sh").read_text().splitlines() if line.startswith("emrun ")]
     records = []
     for line in (*lines, *lines):
-        done = emrun(*line.split()[1:], cwd=project)
+        done = emrun_here(*line.split()[1:], cwd=project)
         assert done.returncode == 0, done.stderr
         records.append([(each / "metrics.jsonl").read_bytes() for each in places if each.exists()])
     assert [len(each) for each in records] == [1, 2, 2, 2]

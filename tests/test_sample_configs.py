@@ -89,7 +89,7 @@ def test_a_sample_that_is_not_trained_is_valid(config, monkeypatch):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("config", thinned(CONFIGS, [INTERRUPTED]), ids=str)
-def test_a_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(config, project, emrun):
+def test_a_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(config, project, emrun_here):
     overrides = [*SHORT, "hooks.StopAfter.epochs=2", *shorter(config)]
     events = run(create_training(config.name, output_dir="straight", overrides=overrides))
     expected = found(project / "straight")
@@ -100,8 +100,8 @@ def test_a_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evalua
     resumed(project / "run")
     assert found(project / "run") == expected
     if str(config) in BY_COMMAND:
-        assert emrun("eval", "-q", "straight", "valid", cwd=project).returncode == 0
-        done = emrun("train", "-q", config.name, "--output-dir", "again", *overrides, cwd=project)
+        assert emrun_here("eval", "-q", "straight", "valid", cwd=project).returncode == 0
+        done = emrun_here("train", "-q", config.name, "--output-dir", "again", *overrides, cwd=project)
         assert (done.returncode, done.stderr) == (0, "")
         assert found(project / "again") == expected
     else:

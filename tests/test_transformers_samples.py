@@ -100,18 +100,18 @@ def loaded(run):
 
 @pytest.mark.campaign  # tests/test_readme.py trains, evaluates and predicts with both bases
 @pytest.mark.parametrize(("name", "lines"), [("text_classification", 22), ("chat", 25)])
-def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun, warm):
+def test_texts_are_a_config_without_python(name, lines, tmp_path, emrun_here, warm):
     project = shutil.copytree(ALL / name, tmp_path / name)
     assert sum(map(bool, (project / "config.yaml").read_text().splitlines())) <= lines
     assert {path.name for path in project.iterdir()} == {"config.yaml", "prepare.py"}
     assert warm.run([str(project / "prepare.py")], project, 100).returncode == 0
-    done = emrun("train", "--no-progress", "config.yaml", "--output-dir", "run", *SHORT, cwd=project)
+    done = emrun_here("train", "--no-progress", "config.yaml", "--output-dir", "run", *SHORT, cwd=project)
     assert done.returncode == 0, done.stderr
-    assert emrun("eval", "-q", "run", "valid", cwd=project).returncode == 0
+    assert emrun_here("eval", "-q", "run", "valid", cwd=project).returncode == 0
     if name == "text_classification":
         (project / "new.jsonl").write_text('{"review": "the film was great"}\n{"review": "the hotel was dull"}\n')
         command = ["predict", "-q", "run", "test", "dataset.test=new.jsonl", "--classes", "-o", "new.csv"]
-        assert emrun(*command, cwd=project).returncode == 0
+        assert emrun_here(*command, cwd=project).returncode == 0
         assert len((project / "new.csv").read_text().splitlines()) == 3
 
 
@@ -173,8 +173,8 @@ def test_another_head_begins_with_the_weights_of_the_model(train):
 
 
 @pytest.mark.campaign
-def test_an_evaluation_with_adapters_needs_only_their_run(train, project, emrun):
+def test_an_evaluation_with_adapters_needs_only_their_run(train, project, emrun_here):
     train("config.yaml", "first")
     train("lora.yaml", "third")
     shutil.rmtree(project / "first")  # all weights are in the checkpoint
-    assert emrun("eval", "-q", "third", "valid", cwd=project).returncode == 0
+    assert emrun_here("eval", "-q", "third", "valid", cwd=project).returncode == 0

@@ -118,9 +118,9 @@ RUNS = [pytest.param(name, marks=() if name in COMMANDS else pytest.mark.campaig
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_command_prints_the_problem_and_ends_with_status_2(emrun, folder, name):
+def test_the_command_prints_the_problem_and_ends_with_status_2(emrun_here, folder, name):
     shutil.copy(HOME / f"{name}.yaml", folder)
-    done = emrun("train", "--quiet", f"{name}.yaml", *shlex.split(comment(name, "overrides")), cwd=folder)
+    done = emrun_here("train", "--quiet", f"{name}.yaml", *shlex.split(comment(name, "overrides")), cwd=folder)
     assert done.stderr == expected(name, folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert not (folder / "log").exists()

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from here import run_here
 from stored_runs import make_run
 
 __all__ = ["make_run"]
@@ -19,13 +18,3 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return place
-
-
-@pytest.fixture
-def emrun_here(tmp_path):
-    """Run the command as `emrun`, but in this process: see here.py for what this is."""
-
-    def run(*arguments, cwd=tmp_path):
-        return run_here(arguments, cwd)
-
-    return run

@@ -115,10 +115,10 @@ def files_of(project):
     return {path: path.is_file() and path.stat().st_mtime_ns for path in paths}
 
 
-def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun, monkeypatch):
+def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun_here, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(project / "tmp"))
     before = files_of(project)
-    done = emrun("check", "c.yaml")
+    done = emrun_here("check", "c.yaml")
     assert done.returncode == 0, done.stderr
     assert files_of(project) == before
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]

@@ -92,8 +92,8 @@ def differing(runs, a, b):
     return parts if found["steps"]["equal"] else {**parts, "steps": found["steps"]}
 
 
-def test_the_same_run_twice_is_equal(runs, emrun):
-    done = emrun("diff", runs / "one", runs / "again")
+def test_the_same_run_twice_is_equal(runs, emrun_here):
+    done = emrun_here("diff", runs / "one", runs / "again")
     assert (done.returncode, done.stderr) == (0, "")
     assert differing(runs, "one", "again") == {}
     assert done.stdout.split("\n\n")[1].splitlines() == [

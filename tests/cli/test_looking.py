@@ -182,8 +182,8 @@ def test_any_dataset_tells_of_its_streams(project, emrun_here):
     assert done.stdout.splitlines()[-1].split() == ["train", "x", "int64", "()", "1", "to", "5"]
 
 
-def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project, emrun):
-    done = emrun("bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9")
+def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project, emrun_here):
+    done = emrun_here("bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["stream", "read", "batches/s", "first", "batch", "training", "waits"]
@@ -198,20 +198,20 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
 
 
 @pytest.mark.campaign
-def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun):
+def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun_here):
     (project / "mine.py").write_text(
         "class Mine:\n    def bench(self):\n        return 'my own'\n\n"
         "    def train_stream(self):\n        yield {'x': [1, 5]}\n\n    def test_stream(self):\n        return []\n"
     )
     (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
-    done = emrun("bench", "config.yaml", "--seconds=0.05", "--all")
+    done = emrun_here("bench", "config.yaml", "--seconds=0.05", "--all")
     assert done.returncode == 0, done.stderr
     assert "my own" not in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["test", "no", "read-ahead", "no", "batches"] in rows
     assert "stream 'train' does not get its rows from ctx.batches" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("is not known: the config has no model; use --step-ms")
-    assert "x>0" in emrun("bench", "config.yaml", "--seconds=0").stderr
+    assert "x>0" in emrun_here("bench", "config.yaml", "--seconds=0").stderr
 
 
 def test_bench_ends_with_what_a_stream_raises(project, emrun_here):

@@ -101,12 +101,12 @@ def test_what_cannot_be_pruned_is_an_error(runs, emrun_here, options, message):
     assert runs() == ["a", "b", "c"]
 
 
-def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # but not resumed
+def test_without_optimizer_states_a_run_can_be_evaluated(emrun_here, tmp_path):  # but not resumed
     (tmp_path / "c.yaml").write_text(CONFIG)
-    assert emrun("train", "c.yaml", "-q", "--output-dir", "log/a").returncode == 0
-    done = emrun("prune", "log/a", "--optimizer-states", "--yes")
+    assert emrun_here("train", "c.yaml", "-q", "--output-dir", "log/a").returncode == 0
+    done = emrun_here("prune", "log/a", "--optimizer-states", "--yes")
     assert "they cannot be resumed any more" in done.stdout
-    evaluated = emrun("eval", "log/a", "valid", "-q")
+    evaluated = emrun_here("eval", "log/a", "valid", "-q")
     assert evaluated.returncode == 0, evaluated.stderr
 
 

@@ -20,8 +20,8 @@ def runs(make_run):
         make_run(name, (0.1, 1 / 3), steps=STEPS)
 
 
-def test_epochs_are_csv_with_exact_numbers(runs, emrun):
-    done = emrun("trace", "log/a")
+def test_epochs_are_csv_with_exact_numbers(runs, emrun_here):
+    done = emrun_here("trace", "log/a")
     assert (done.returncode, done.stderr) == (0, "")
     rows = [*csv.DictReader(io.StringIO(done.stdout))]
     assert [row["epoch"] for row in rows] == ["0", "1"]

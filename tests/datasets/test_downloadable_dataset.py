@@ -372,7 +372,7 @@ def test_a_path_in_a_zip_archive_leads_nowhere_else(offered, tmp_path, name):
     assert names_in(tmp_path) == ["root", "root/data", "root/data.zip", "root/data/.emrun_sha256", "root/data/b"]
 
 
-def test_the_command_downloads_for_a_subclass(offered, server, tmp_path, emrun):
+def test_the_command_downloads_for_a_subclass(offered, server, tmp_path, emrun_here):
     url = f"http://127.0.0.1:{server.server_port}/data.bin"
     offered()
     (tmp_path / "my_data.py").write_text(
@@ -385,13 +385,13 @@ def test_the_command_downloads_for_a_subclass(offered, server, tmp_path, emrun):
         f"{{class: my_data.Flowers, data_root: data, files: {{data.bin: {{url: '{url}', sha256: {sha256(CONTENT)}}}}}}}"
     )
     (tmp_path / "config.yaml").write_text(f"dataset: {dataset}\n")
-    done = emrun("dataset", "stream_info", "config.yaml")
+    done = emrun_here("dataset", "stream_info", "config.yaml")
     assert done.returncode == 2
     assert "data/data.bin was not downloaded; run `emrun dataset download CONFIG`" in done.stderr
-    done = emrun("dataset", "download", "config.yaml")
+    done = emrun_here("dataset", "download", "config.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "data/data.bin: downloaded\n", f"downloading {url}\n")
-    assert emrun("dataset", "download", "config.yaml").stdout == "data/data.bin: already there\n"
-    assert "0 to 3" in emrun("dataset", "stream_info", "config.yaml").stdout
+    assert emrun_here("dataset", "download", "config.yaml").stdout == "data/data.bin: already there\n"
+    assert "0 to 3" in emrun_here("dataset", "stream_info", "config.yaml").stdout
 
 
 FILE = {"url": "https://example.com/a", "sha256": "0" * 64}

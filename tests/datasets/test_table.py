@@ -364,14 +364,14 @@ def test_the_yaml_in_its_docstring_trains(here, train_docstring):
     assert train_docstring(Table, "x", "label", 2, 2, epochs=10)[-1]["valid"]["accuracy"]["mean"] > 0.8
 
 
-def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun):
+def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun_here):
     (here / "t.csv").write_text("a,b\n1,x\n")
     (here / "config.yaml").write_text(
         "dataset:\n  class: Table\n  train: t.csv\nmodel:\n  module: {class: torch.nn.Linear, args: [1, 1]}\n"
         "  inputs: [a]\n  outputs: [c]\n  loss: {class: torch.nn.MSELoss, inputs: [c, b]}\n"
         "  optimizer: {class: SGD, lr: 0.1}\n"
     )
-    done = emrun("train", "config.yaml")
+    done = emrun_here("train", "config.yaml")
     assert done.returncode == 2
     assert "config.yaml:3:10: dataset.train: t.csv: column 'b': In CSV column #1: Row #2: " in done.stderr
     assert "invalid value 'x'; list the column in `categories`, or leave it out by `columns`" in done.stderr

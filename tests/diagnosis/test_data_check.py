@@ -162,15 +162,15 @@ def test_workers_find_the_same(looked):
     assert looked("dataset.plant=duplicate", "main_loop.workers=2") == expected
 
 
-def test_the_command_prints_what_is_found_and_fails(looked, emrun, tmp_path):
-    done = emrun("check", "config.yaml", "--data", "dataset.plant=leak")
+def test_the_command_prints_what_is_found_and_fails(looked, emrun_here, tmp_path):
+    done = emrun_here("check", "config.yaml", "--data", "dataset.plant=leak")
     assert done.returncode == 1, done.stderr
     assert (
         "found: stream 'valid': 2 of 60 examples are also in stream 'train': valid7 (train train100), "
         "valid9 (train train50)\n"
     ) in done.stdout
     assert "nothing is wrong" not in done.stdout
-    fine = emrun("check", "config.yaml", "--data", "dataset.plant=directory")
+    fine = emrun_here("check", "config.yaml", "--data", "dataset.plant=directory")
     assert fine.returncode == 0
     assert "nothing is wrong; tried a short epoch with all hooks, saving and loading, and read all data" in fine.stdout
     command = ["check", "config.yaml", "--data", "--json", "dataset.plant=duplicate"]
@@ -195,8 +195,8 @@ def test_the_progress_is_shown_on_a_terminal(looked, emrun_on_terminal):
     ("arguments", "message"),
     [(["--data"], "--data needs a CONFIG"), (["config.yaml", "--data", "--static"], "--static imports nothing")],
 )
-def test_wrong_usage(looked, emrun, arguments, message):
-    done = emrun("check", *arguments)
+def test_wrong_usage(looked, emrun_here, arguments, message):
+    done = emrun_here("check", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
 

@@ -355,30 +355,32 @@ OF_MINE = {
 }
 
 
-def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(emrun, tmp_path):
+def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(emrun_here, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     for name, text in CODE.items():
         (project / name).write_text(text)
     (project / "c.yaml").write_text(json.dumps(OF_MINE))
-    assert emrun("train", "-q", "c.yaml", "--output-dir", "run", cwd=project).returncode == 0
+    assert emrun_here("train", "-q", "c.yaml", "--output-dir", "run", cwd=project).returncode == 0
     whole = files_in(project / "run")
     last = (project / "run" / "checkpoints" / "latest").readlink()
-    made = emrun("export", "-q", "run", "--to", "archive", "--checkpoint", "epoch-1", "-o", "../a.zip", cwd=project)
+    made = emrun_here(
+        "export", "-q", "run", "--to", "archive", "--checkpoint", "epoch-1", "-o", "../a.zip", cwd=project
+    )
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[1].startswith("checkpoint it-00000004 (epoch-1, latest): 1 epoch, ")
     shutil.rmtree(project)
 
     place = tmp_path / "else"
     place.mkdir()
-    done = emrun("init", "got", "--from", "../a.zip", cwd=place)
+    done = emrun_here("init", "got", "--from", "../a.zip", cwd=place)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "resume it with: emrun resume got"
     assert "emrun init DIR --from ../a.zip" in made.stdout
-    done = emrun("verify-run", "-q", "got", cwd=place)
+    done = emrun_here("verify-run", "-q", "got", cwd=place)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("to the last bit") == 2
-    done = emrun("resume", "-q", "got", "--checkpoint", "epoch-1", cwd=place)
+    done = emrun_here("resume", "-q", "got", "--checkpoint", "epoch-1", cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "got" / "checkpoints" / "latest").readlink() == last
     for name in ("steps.jsonl", f"checkpoints/{last}/model.safetensors"):

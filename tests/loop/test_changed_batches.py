@@ -110,12 +110,12 @@ def project(tmp_path, monkeypatch):
     sys.modules.pop("parts_of_mixup", None)
 
 
-def test_a_hook_adds_sources_that_the_loss_needs_in_train_eval_and_check(emrun, project):
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+def test_a_hook_adds_sources_that_the_loss_needs_in_train_eval_and_check(emrun_here, project):
+    done = emrun_here("train", "-q", "config.yaml", "--output-dir", "run")
     assert (done.returncode, done.stderr) == (0, "")  # nor is a source unused, which a hook may read
-    done = emrun("eval", "-q", "run", "valid")
+    done = emrun_here("eval", "-q", "run", "valid")
     assert (done.returncode, done.stderr) == (0, "")
-    done = emrun("check", "config.yaml")
+    done = emrun_here("check", "config.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert next(line for line in done.stdout.splitlines() if " label_b " in line).endswith(" model")
     assert "Mixup (possibly), Ids (possibly)" in next(line for line in done.stdout.splitlines() if " id " in line)
@@ -128,29 +128,29 @@ def test_verify_resume_finds_a_hook_that_adds_sources_exact(emrun, project):
     assert "exact" in done.stdout
 
 
-def test_a_run_whose_hook_replaces_sources_resumes_within_an_epoch_to_the_same_bits(emrun, project):
+def test_a_run_whose_hook_replaces_sources_resumes_within_an_epoch_to_the_same_bits(emrun_here, project):
     for directory, iterations in (("whole", 8), ("parts", 4)):
-        done = emrun(
+        done = emrun_here(
             "train", "-q", "config.yaml", "--output-dir", directory, f"hooks.StopAfter.iterations={iterations}"
         )
         assert done.returncode == 0
-    done = emrun("resume", "-q", "parts", "hooks.StopAfter.iterations=8")
+    done = emrun_here("resume", "-q", "parts", "hooks.StopAfter.iterations=8")
     assert (done.returncode, done.stderr) == (0, "")
     weights = [project / run / "checkpoints" / "latest" / "model.safetensors" for run in ("whole", "parts")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_a_hook_that_cannot_change_a_batch_is_reported_by_check(emrun, project):
-    done = emrun("check", "config.yaml", "hooks=[parts_of_mixup.Raises]")
+def test_a_hook_that_cannot_change_a_batch_is_reported_by_check(emrun_here, project):
+    done = emrun_here("check", "config.yaml", "hooks=[parts_of_mixup.Raises]")
     assert done.returncode == 1
     assert "KeyError: 'pixels'" in done.stderr
     assert "in before_batch of Raises" in done.stderr
 
 
-def test_a_source_that_is_missing_in_spite_of_the_hooks_is_reported_with_them(emrun, project):
+def test_a_source_that_is_missing_in_spite_of_the_hooks_is_reported_with_them(emrun_here, project):
     (project / "parts_of_mixup.py").write_text(PARTS.replace("label_b=", "label_c="))
     for command in ("check", "train"):
-        done = emrun(command, "config.yaml")
+        done = emrun_here(command, "config.yaml")
         assert done.returncode == 2
         assert (
             "stream 'train', batch 0 of the epoch, after before_batch of Mixup: forward of Net needs label_b, which "
@@ -351,7 +351,7 @@ class Replaces(AbstractHook):
     ),
 )
 def test_only_a_hook_that_changes_arrays_in_place_makes_a_resume_within_an_epoch_warn(
-    emrun, project, hook, warns, buffer
+    emrun_here, project, hook, warns, buffer
 ):
     (project / "parts_of_mixup.py").write_text(PARTS.replace('raise RuntimeError("mixed already")', "pass") + IN_PLACE)
     hooks = f"hooks=[parts_of_mixup.Mixup, parts_of_mixup.{hook}, {{StopAfter: {{iterations: 4}}}}]"
@@ -359,9 +359,9 @@ def test_only_a_hook_that_changes_arrays_in_place_makes_a_resume_within_an_epoch
         hooks = hooks.replace(
             "parts_of_mixup.Mixup, parts_of_mixup.InPlace", "parts_of_mixup.InPlace, parts_of_mixup.Mixup"
         )
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", hooks, f"main_loop.buffer={buffer}")
+    done = emrun_here("train", "-q", "config.yaml", "--output-dir", "run", hooks, f"main_loop.buffer={buffer}")
     assert done.returncode == 0, done.stderr
-    done = emrun("resume", "-q", "run", "hooks.StopAfter.iterations=8")
+    done = emrun_here("resume", "-q", "run", "hooks.StopAfter.iterations=8")
     assert done.returncode == 0, done.stderr
     assert ("this resume is not exact: stream 'train' gives other values of 'x' than before" in done.stderr) == warns
     assert (

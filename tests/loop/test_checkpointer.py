@@ -287,10 +287,10 @@ KINDS = ("Unsaved", "UnsavedInTheThread")
         [(KINDS[0], "error", 1), (KINDS[1], "warn", 0)],
     ),
 )
-def test_a_run_whose_model_cannot_be_saved_follows_on_save_failure(emrun, tmp_path, kind, policy, status):
+def test_a_run_whose_model_cannot_be_saved_follows_on_save_failure(emrun_here, tmp_path, kind, policy, status):
     (tmp_path / "unsaved.py").write_text(OWN_SAVE)
     (tmp_path / "config.yaml").write_text(CONFIG.replace("warn", policy).replace(".Unsaved", f".{kind}"))
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+    done = emrun_here("train", "-q", "config.yaml", "--output-dir", "run")
     assert done.returncode == status
     warning = "warning: no checkpoint was saved: RuntimeError: the bucket is gone"
     assert (warning in done.stderr) is (policy == "warn")

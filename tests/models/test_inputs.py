@@ -412,7 +412,7 @@ def test_a_source_has_the_dtype_that_inputs_says(inputs, dtypes, make):
     assert module.dtypes == [dtypes] * 2
 
 
-def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypatch, emrun):
+def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypatch, emrun_here):
     (tmp_path / "pixels.py").write_text(
         "import numpy as np, torch\n\n\n"
         "class Data:\n"
@@ -432,7 +432,7 @@ def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypat
         "main_loop: {buffer: 2}\n"
         "hooks: [StopAfter: {epochs: 1}]\n"
     )
-    done = emrun("train", "-q", "c.yaml")
+    done = emrun_here("train", "-q", "c.yaml")
     assert (done.returncode, done.stderr) == (0, "")
 
 

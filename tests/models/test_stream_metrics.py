@@ -413,29 +413,29 @@ def project(tmp_path):
     return tmp_path
 
 
-def test_a_run_an_evaluation_and_a_check_have_the_metric(project, emrun):
-    done = emrun("check", "c.yaml")
+def test_a_run_an_evaluation_and_a_check_have_the_metric(project, emrun_here):
+    done = emrun_here("check", "c.yaml")
     assert "metrics of the stream 'valid', from its first batches: f1 0." in done.stdout, done.stderr
-    done = emrun("train", "c.yaml", "--output-dir", "run")
+    done = emrun_here("train", "c.yaml", "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     values = [line["streams"]["valid"]["f1"] for line in lines_of(project / "run")]
     assert f"new best valid/f1: {short(values[0])}" in done.stderr
     rows = (project / "run/training.csv").read_text().splitlines()
     assert "valid_f1" in rows[0]
     assert str(values[-1]) in rows[-1]
-    done = emrun("eval", "run", "valid", "--checkpoint", "latest")
+    done = emrun_here("eval", "run", "valid", "--checkpoint", "latest")
     assert f"{values[-1]:.6g}" in done.stdout
 
 
-def test_a_state_that_cannot_be_saved_is_found_before_training(project, emrun):
-    done = emrun("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Set", "--output-dir", "run")
+def test_a_state_that_cannot_be_saved_is_found_before_training(project, emrun_here):
+    done = emrun_here("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Set", "--output-dir", "run")
     assert done.returncode == 2
     assert "metrics.f1.state_dict().seen is object, which cannot be saved; use plain types" in done.stderr
     assert not (project / "run/checkpoints").exists() or not list((project / "run/checkpoints").iterdir())
 
 
-def test_a_metric_without_a_state_is_named_once(project, emrun):
-    done = emrun("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Forgetful", "--output-dir", "run")
+def test_a_metric_without_a_state_is_named_once(project, emrun_here):
+    done = emrun_here("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Forgetful", "--output-dir", "run")
     assert done.returncode == 0
     assert done.stderr.count("model.metrics.f1: a resume within an epoch begins it anew, because Forgetful does") == 1
 

@@ -48,11 +48,11 @@ def test_a_resume_from_before_or_after_the_search_gives_a_run_with_the_number(pr
     assert result(project / "run") == straight(project, config_with(2))
 
 
-def test_the_number_is_in_the_config_and_the_same_command_resumes(project, emrun):
+def test_the_number_is_in_the_config_and_the_same_command_resumes(project, emrun_here):
     (project / "small_model.py").write_text(MODULE)
     (project / "c.yaml").write_text(YAML)
     for _ in range(2):
-        done = emrun("train", "c.yaml", "--output-dir", "run", "--auto-resume", cwd=project)
+        done = emrun_here("train", "c.yaml", "--output-dir", "run", "--auto-resume", cwd=project)
         assert done.returncode == 0, done.stderr
         assert "micro_batch_size: 2\n" in (project / "run" / CONFIG).read_text()
     assert "nothing to do" in done.stderr

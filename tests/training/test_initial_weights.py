@@ -148,14 +148,14 @@ def test_a_model_of_python_has_them_when_it_is_in_a_loop(first):
     assert same(model.module.state_dict(), first)
 
 
-def test_a_check_loads_into_its_copy_and_shows_the_table(first, tmp_path, emrun):
+def test_a_check_loads_into_its_copy_and_shows_the_table(first, tmp_path, emrun_here):
     (tmp_path / "config.yaml").write_text(str(CONFIG))
-    done = emrun("check", "config.yaml", FROM_FIRST)
+    done = emrun_here("check", "config.yaml", FROM_FIRST)
     assert done.returncode == 0
     assert "weights from first (best: it-" in done.stdout
     assert re.search(r"^loaded +2 +12  0.weight, 0.bias$", done.stdout, re.MULTILINE)
     assert done.stderr == ""
-    done = emrun("check", "config.yaml", "model.init_from=frist")
+    done = emrun_here("check", "config.yaml", "model.init_from=frist")
     assert done.returncode == 2
     assert (
         "model.init_from: frist does not exist; write the path of a run, a checkpoint or a file on this machine"

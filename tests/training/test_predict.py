@@ -139,23 +139,25 @@ def content(directory):
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-def test_the_file_agrees_with_an_evaluation_and_the_run_is_only_read(run, emrun, tmp_path):
+def test_the_file_agrees_with_an_evaluation_and_the_run_is_only_read(run, emrun_here, tmp_path):
     before = content(run)
-    done = emrun("predict", "-q", "run", "valid", "-o", "p.jsonl", "--json")
+    done = emrun_here("predict", "-q", "run", "valid", "-o", "p.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["rows"], found["columns"]) == (50, ["position", "logits", "loss", "accuracy"])  # the last batch has 2
     assert found["checkpoint"]["iteration"] == 3
     assert content(run) == before
-    done = emrun("eval", "-q", "run", "valid", "main_loop.fixed_batch_size=null", "hooks=[ComputeStats, hooks.Double]")
+    done = emrun_here(
+        "eval", "-q", "run", "valid", "main_loop.fixed_batch_size=null", "hooks=[ComputeStats, hooks.Double]"
+    )
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     means = {name: f"{np.mean([line[name] for line in lines]):.6g}" for name in ("loss", "accuracy")}
     rows = dict(line.split()[1:] for line in done.stdout.splitlines()[2:])
     assert {name: rows[name] for name in means} == means
 
 
-def test_a_stream_without_labels(run, emrun, tmp_path):
-    done = emrun("predict", "run", "unlabelled", "-o", "p.csv", "--variables", "logits,x", "dataset.moves=true")
+def test_a_stream_without_labels(run, emrun_here, tmp_path):
+    done = emrun_here("predict", "run", "unlabelled", "-o", "p.csv", "--variables", "logits,x", "dataset.moves=true")
     assert done.returncode == 0, done.stderr
     assert "model.loss is left out: the batch has no 'y'" in done.stderr
     assert "model.metrics.accuracy is left out: the batch has no 'y'" in done.stderr
@@ -163,16 +165,16 @@ def test_a_stream_without_labels(run, emrun, tmp_path):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["id", "logits.0", "logits.1", "x.0", "x.1", "x.2", "x.3"]
     assert [row["id"] for row in rows] == [f"row {i}" for i in range(50)]
-    done = emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv")
+    done = emrun_here("predict", "-q", "run", "unlabelled", "-o", "p.csv")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path / 'p.csv'} exists" in done.stderr or "p.csv exists" in done.stderr
-    done = emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv", "--overwrite", "--variables", "loss")
+    done = emrun_here("predict", "-q", "run", "unlabelled", "-o", "p.csv", "--overwrite", "--variables", "loss")
     assert done.returncode == 2
     assert "there is no output or source 'loss'" in done.stderr
     assert "row 49" in (tmp_path / "p.csv").read_text()  # of before
 
 
-def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, emrun, tmp_path, monkeypatch):
+def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, emrun_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_modules(tmp_path, monkeypatch)
     before, columns = content(run), predict("run", "valid")
@@ -218,7 +220,7 @@ def test_what_cannot_be_predicted_is_said(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.campaign
-def test_a_label_that_forward_needs_is_answered_with_what_to_write(run, emrun, tmp_path):
+def test_a_label_that_forward_needs_is_answered_with_what_to_write(run, emrun_here, tmp_path):
     net = (
         "import torch\n\nclass Net(torch.nn.Linear):\n    def forward(self, x, y):\n        return super().forward(x)\n"
     )
@@ -226,15 +228,15 @@ def test_a_label_that_forward_needs_is_answered_with_what_to_write(run, emrun, t
     config = CONFIG.replace("torch.nn.Linear,", "net.Net,").replace("ComputeStats, ", "")
     lines = [line for line in config.splitlines() if not line.startswith(("  inputs", "  loss", "  metrics"))]
     (tmp_path / "own.yaml").write_text("\n".join(lines))
-    done = emrun("eval", "run", "unlabelled", "-c", "own.yaml")
+    done = emrun_here("eval", "run", "unlabelled", "-c", "own.yaml")
     assert done.returncode == 2
     assert "forward of Net needs y" in done.stderr
     assert "(for a stream without labels there is `emrun predict`, not an evaluation)" in done.stderr
-    done = emrun("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml")
+    done = emrun_here("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml")
     assert done.returncode == 2
     assert "(a label may be absent if its parameter of forward has a default value, such as label=None)" in done.stderr
     (tmp_path / "net.py").write_text(net.replace("y):", "y=None):"))
-    assert emrun("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml").returncode == 0
+    assert emrun_here("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml").returncode == 0
 
 
 def test_a_prediction_that_is_killed_leaves_no_file(run, emrun, tmp_path):

@@ -184,12 +184,12 @@ def test_a_file_that_this_emrun_did_not_write_is_reported_and_left_as_it_is(runs
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["newer", "directory"])
-def test_the_commands_report_it_too(runs, emrun, kind):
+def test_the_commands_report_it_too(runs, emrun_here, kind):
     stays = damaged(runs / "run/steps.jsonl", kind)
     shutil.copy(runs / "run/config.yaml", runs / "config.yaml")
-    first = emrun("resume", "run", "hooks.StopAfter.epochs=2", cwd=runs)
+    first = emrun_here("resume", "run", "hooks.StopAfter.epochs=2", cwd=runs)
     shutil.copy(runs / "run/config.yaml", runs / "config.yaml")
-    second = emrun("train", "config.yaml", "--output-dir", "run", "--auto-resume", cwd=runs)
+    second = emrun_here("train", "config.yaml", "--output-dir", "run", "--auto-resume", cwd=runs)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stderr.count(REPORT) == 1
     assert stays()
