@@ -1,6 +1,7 @@
 """Fixtures for all tests: the installed command in a process of its own, and small configs."""
 
 import compileall
+import functools
 import gc
 import io
 import itertools
@@ -138,7 +139,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus):
-    """Leave the files of a run of tests that has failed, until the next run."""
+    """Wait for the processes that others use too, and leave the files of tests that have failed until the next run."""
+    for server in Warm.servers:
+        server.wait()
     if not IS_WORKER and not exitstatus:
         memory.remove_temporary_directory()
 
@@ -202,26 +205,54 @@ def newest_source():
 class Warm:
     """Runs the installed command in processes that have imported PyTorch and emrun, most of a short command."""
 
-    def __init__(self, *modules, parent=None):
-        """Import these modules too; as a fork of another `Warm`, whose modules are there already."""
-        self._modules, self._parent, self._servers = modules, parent, []
+    servers = []  # noqa: RUF012 - those that this worker has started
+
+    def __init__(self, *modules, parent=None, group=None):
+        """Import these modules too; as a fork of another `Warm`, whose modules are there already.
+
+        Workers with the same `group` have one process.
+        """
+        self._modules, self._parent = modules, parent
+        self._group = group or str(os.getpid())
         self._begin()
 
     def _begin(self):
         self._newest = newest_source()
-        self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
         if self._parent is None:
-            command = [sys.executable, ROOT / "tests" / "warm.py", *self._modules]
-            self._servers.append(subprocess.Popen(command, stdin=server, cwd=ROOT))  # a test may delete its directory
+            self._client = self._connected()
         else:
+            self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
             self._parent._renew()
             request = json.dumps({"modules": self._modules})
             socket.send_fds(self._parent._client, [request.encode()], [server.fileno()])
-        server.close()
+            server.close()
+
+    def _connected(self):
+        """Return a connection with the process that imports the modules, which the first worker starts for all."""
+        shared = Path(tempfile.gettempdir(), f"warm-{self._group[:8]}-{self._newest:.3f}")  # such paths have a limit
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, suppress(FileExistsError):
+                own = shared.with_name(f"{shared.name}-{os.getpid()}")
+                server.bind(str(own))
+                server.listen()
+                try:
+                    shared.hardlink_to(own)
+                finally:
+                    own.unlink()
+                command = [sys.executable, ROOT / "tests" / "warm.py", *self._modules]
+                self.servers.append(subprocess.Popen(command, stdin=server, cwd=ROOT))  # a test may delete its place
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                client.connect(str(shared))
+            except ConnectionRefusedError:  # the workers that used it have ended
+                client.close()
+                shared.unlink(missing_ok=True)
+            else:
+                return client
 
     def _renew(self):
         if newest_source() > self._newest:
-            self._end()
+            self.end()
             self._begin()
 
     def run(self, arguments, cwd, timeout, ranks=0):
@@ -256,16 +287,10 @@ class Warm:
                 raise
         return status, *found
 
-    def _end(self):
-        """End it, whatever processes that a test forked have a copy of the socket, and when those made from it end."""
+    def end(self):
+        """Let it end when no other worker uses it, whatever processes that a test forked have a copy of the socket."""
         self._client.shutdown(socket.SHUT_RDWR)
         self._client.close()
-
-    def close(self):
-        """End it and wait."""
-        self._end()
-        for server in self._servers:
-            server.wait()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -290,6 +315,14 @@ def no_stacks_of_seeds():
     for device in (torch.cuda, torch.xpu, torch.mtia) if torch else ():
         if not device.is_available():
             device.manual_seed_all = lambda seed: None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_read_once():
+    """Read the file of the digits once for all trainings in the process of the tests."""
+    digits = sys.modules.get("emrun.datasets.digits")
+    if digits is not None:
+        digits._load = functools.cache(digits._load)
 
 
 @pytest.fixture(autouse=True)
@@ -321,11 +354,12 @@ def on_disk():
 
 
 @pytest.fixture(scope="session")
-def warm():
+def warm(request):
     """Return a `Warm`, which runs the installed command without importing PyTorch or scikit-learn."""
-    process = Warm("sklearn.datasets")
+    is_measured = request.config.getoption("--cpu-seconds") is not None  # then each worker counts its own
+    process = Warm("sklearn.datasets", group=None if is_measured else os.environ.get("PYTEST_XDIST_TESTRUNUID"))
     yield process
-    process.close()
+    process.end()
 
 
 @pytest.fixture(scope="session")
@@ -333,7 +367,7 @@ def warm_with_transformers(warm):
     """Return a `Warm` for commands with models of transformers, whose import takes most of them."""
     process = Warm("transformers.models.bert.modeling_bert", "peft", parent=warm)
     yield process
-    process.close()
+    process.end()
 
 
 @pytest.fixture

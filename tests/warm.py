@@ -3,8 +3,9 @@
 See the fixture `emrun`. What a command finds is what a new process would find, but imported already: the tests about
 imports and starts give `env`, with which the fixture starts a new process.
 
-Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
-together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
+Reads requests from those who connect to the socket that is its standard input: JSON with the command's arguments,
+directory and environment, together with what are to be its standard output and error, and a socket that gets the pid
+and later the exit status.
 Its arguments are further modules to import; a request may name more, with the socket of a fork that has these too. A
 command with `--nproc` starts its ranks in processes that stand by, which are forked before it begins: see `Rank`.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import pkgutil
 import runpy
+import select
 import socket
 import subprocess
 import sys
@@ -99,11 +101,32 @@ def prepare(modules):
         atexit.unregister(utils.dump_compile_times)  # to a log that shows none: half the cost of a process that ends
 
 
-def serve(server):
-    """Fork a process for each request; return in these. A request for modules gets another server, which has them."""
+def serve(listener, clients):
+    """Fork a process for each request; return in these. A request for modules gets another server, which has them.
+
+    Args:
+        listener: where clients connect; None if there are no more to come.
+        clients: sockets with requests. When all are closed, the server ends.
+    """
+    running = {}  # a descriptor that is readable when a process has ended -> its pid, and who waits for its status
     while True:
+        readable, _, _ = select.select([*running, *clients, *([listener] if listener else [])], [], [])
+        server = readable[0]
+        if server in running:
+            pid, client = running.pop(server)
+            os.close(server)
+            answer(client, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            client.close()
+            continue
+        if server is listener:
+            clients.append(listener.accept()[0])
+            continue
         message, descriptors, _, _ = socket.recv_fds(server, 1 << 20, 3)
         if not message:
+            clients.remove(server)
+            server.close()
+            if clients or (listener and select.select([listener], [], [], 0)[0]):
+                continue
             with suppress(ChildProcessError):
                 while True:
                     os.wait()
@@ -111,7 +134,8 @@ def serve(server):
         request = json.loads(message)
         if "modules" in request:
             if not os.fork():
-                server = socket.socket(fileno=descriptors[0])
+                close(listener, clients, running)
+                listener, clients, running = None, [socket.socket(fileno=descriptors[0])], {}
                 prepare(request["modules"])
             else:
                 os.close(descriptors[0])
@@ -119,7 +143,7 @@ def serve(server):
         *files, answers = descriptors
         pid = os.fork()
         if not pid:
-            server.close()
+            close(listener, clients, running)
             os.close(answers)
             for descriptor, place in zip(files, (1, 2), strict=True):
                 os.dup2(descriptor, place)
@@ -137,9 +161,24 @@ def serve(server):
             return request["arguments"]
         for descriptor in files:
             os.close(descriptor)
-        with socket.socket(fileno=answers) as client, suppress(BrokenPipeError):  # the test has ended
-            client.send(str(pid).encode())
-            client.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        client = socket.socket(fileno=answers)
+        answer(client, pid)
+        running[os.pidfd_open(pid)] = pid, client
+
+
+def answer(client, number):
+    """Tell a number, unless the test has ended."""
+    with suppress(BrokenPipeError):
+        client.send(str(number).encode())
+
+
+def close(listener, clients, running):
+    """Close what the server has open, in a process that it has forked."""
+    for descriptor in running:
+        os.close(descriptor)
+    for each in (listener, *clients, *(client for _, client in running.values())):
+        if each is not None:
+            each.close()
 
 
 class Rank(subprocess.Popen):
@@ -230,6 +269,6 @@ if __name__ == "__main__":
     memory.use_large_pages()
     for name in ("memory", "parsing"):  # which no run is to record, with the repository in which they are
         del sys.modules[name]
-    sys.argv = serve(socket.socket(fileno=os.dup(0)))
+    sys.argv = serve(socket.socket(fileno=os.dup(0)), [])
     sys.path[0] = str(Path(sys.argv[0]).parent)
     run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))

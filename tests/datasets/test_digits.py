@@ -1,5 +1,6 @@
 """Digits: its streams, sources and order, and where the images are moved."""
 
+import inspect
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ from doubles import together
 from sklearn.datasets import load_digits
 
 from emrun.base.errors import ArgumentError, MissingExtra
-from emrun.datasets import Digits
+from emrun.datasets import Digits, digits as module
 from emrun.streams.stream import StreamWrapper
 
 SIZES = {"train": 1437, "valid": 180, "test": 180}
@@ -36,6 +37,7 @@ def test_scikit_learn_which_has_the_file_is_not_imported(monkeypatch):
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setattr(module, "_load", inspect.unwrap(module._load))  # which the tests have cached
     with pytest.raises(MissingExtra, match=r"emrun\[metrics\]"):
         Digits()
 

@@ -4,14 +4,12 @@ import inspect
 import json
 import random
 import signal
-from functools import cache
 
 import pytest
 from ruamel.yaml import YAML
 from training.resuming import SEND
 
 from emrun import AbstractHook, AbstractModel, create_training
-from emrun.datasets import digits
 from emrun.storage.run import create_run
 
 TEN = [  # an epoch has 45 updates; checkpoints are saved every 20
@@ -44,17 +42,6 @@ hooks:
   - send.Send
   - StopAfter: {{epochs: {epochs}}}
 """
-
-
-READ_ONCE = cache(digits._load)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def digits_are_read_once():
-    """Read the file of the digits once for all trainings in the process of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_load", READ_ONCE)
-        yield
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def warm(warm):
     """Let `emrun` run where MLflow is imported already."""
     process = Warm("mlflow", "mlflow.tracking", parent=warm)
     yield process
-    process.close()
+    process.end()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def warm(warm):
     """Let `emrun` run where what trackio needs is imported already; trackio reads the environment when it is."""
     process = Warm("gradio_client", "huggingface_hub.hf_api", parent=warm)
     yield process
-    process.close()
+    process.end()
 
 
 @pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)

@@ -21,7 +21,7 @@ def warm(warm):
     """Let `emrun` run where W&B is imported already, and what it imports when a run begins."""
     process = Warm("wandb", "requests", "yaml", parent=warm)
     yield process
-    process.close()
+    process.end()
 
 
 SEND_WITHOUT_LAUNCH = f"""{SEND}

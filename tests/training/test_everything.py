@@ -32,7 +32,7 @@ def warm(warm):
     """Let `emrun` run where the libraries of the hooks are imported already."""
     process = Warm("matplotlib.pyplot", "torch.utils.tensorboard", parent=warm)
     yield process
-    process.close()
+    process.end()
 
 
 def hooks():
