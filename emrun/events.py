@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
-from weakref import WeakSet
 
 from emrun.base.errors import HookError
 from emrun.base.wording import few
@@ -41,8 +40,6 @@ _CALLED = (
 )
 """Methods that emrun calls, beside the events, and that a hook or a model may override."""
 
-_CHECKED: WeakSet[type] = WeakSet()  # a class is checked with the config, and when its hook is registered
-
 
 def check_events(checked: type) -> None:
     """Check that no method of a hook or of a model is a misspelt one, and that its events take what there is.
@@ -52,8 +49,6 @@ def check_events(checked: type) -> None:
             name of one of other tools, and no other method of the class uses it as a helper; an event requires an
             argument that it does not have; or a method that a derived class must have is missing.
     """
-    if checked in _CHECKED:
-        return
     ours = set().union(*(vars(each) for each in checked.__mro__ if each.__module__.partition(".")[0] == "emrun"))
     called = [*EVENTS, *(name for name in _CALLED if name in ours)]
     for name in dir(checked):
@@ -70,7 +65,6 @@ def check_events(checked: type) -> None:
                 what = "an event of the main loop" if near in EVENTS else "a method that emrun calls"
                 keep = f" (to keep it for your own use, name it _{name})" if name in (*_OTHERS, *_STEPS) else ""
                 raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}{keep}")
-    _CHECKED.add(checked)
 
 
 def warn_of_unused(module: object) -> None:

@@ -140,8 +140,9 @@ def pytest_configure(config):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus):
     """Wait for the processes that others use too, and leave the files of tests that have failed until the next run."""
-    for server in Warm.servers:
+    for server, path in Warm.servers:
         server.wait()
+        path.unlink(missing_ok=True)
     if not IS_WORKER and not exitstatus:
         memory.remove_temporary_directory()
 
@@ -205,7 +206,7 @@ def newest_source():
 class Warm:
     """Runs the installed command in processes that have imported PyTorch and emrun, most of a short command."""
 
-    servers = []  # noqa: RUF012 - those that this worker has started
+    servers = []  # noqa: RUF012 - the processes that this worker has started, each with its address
 
     def __init__(self, *modules, parent=None, group=None):
         """Import these modules too; as a fork of another `Warm`, whose modules are there already.
@@ -240,7 +241,8 @@ class Warm:
                 finally:
                     own.unlink()
                 command = [sys.executable, ROOT / "tests" / "warm.py", *self._modules]
-                self.servers.append(subprocess.Popen(command, stdin=server, cwd=ROOT))  # a test may delete its place
+                process = subprocess.Popen(command, stdin=server, cwd=ROOT)  # a test may delete its directory
+                self.servers.append((process, shared))
             client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 client.connect(str(shared))

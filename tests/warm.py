@@ -5,9 +5,9 @@ imports and starts give `env`, with which the fixture starts a new process.
 
 Reads requests from those who connect to the socket that is its standard input: JSON with the command's arguments,
 directory and environment, together with what are to be its standard output and error, and a socket that gets the pid
-and later the exit status.
-Its arguments are further modules to import; a request may name more, with the socket of a fork that has these too. A
-command with `--nproc` starts its ranks in processes that stand by, which are forked before it begins: see `Rank`.
+and later the exit status. Its arguments are further modules to import; a request may name more, with the socket of a
+fork that has these too. A command with `--nproc` starts its ranks in processes that stand by, which are forked before
+it begins: see `Rank`.
 """
 
 import atexit
@@ -105,7 +105,7 @@ def serve(listener, clients):
     """Fork a process for each request; return in these. A request for modules gets another server, which has them.
 
     Args:
-        listener: where clients connect; None if there are no more to come.
+        listener: the socket to which clients connect; None for a server that accepts no others.
         clients: sockets with requests. When all are closed, the server ends.
     """
     running = {}  # a descriptor that is readable when a process has ended -> its pid, and who waits for its status

@@ -174,7 +174,7 @@ def test_a_stream_without_labels(run, emrun_here, tmp_path):
     assert "row 49" in (tmp_path / "p.csv").read_text()  # of before
 
 
-def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, emrun_here, tmp_path, monkeypatch):
+def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_modules(tmp_path, monkeypatch)
     before, columns = content(run), predict("run", "valid")
