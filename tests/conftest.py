@@ -32,6 +32,7 @@ import campaign
 import memory
 import parsing
 import pytest
+from _pytest.assertion import rewrite
 from cpu_seconds import Meter, leave_to_campaigns, longest_first
 from tabulate import tabulate
 
@@ -135,6 +136,40 @@ def pytest_configure(config):
     if not IS_WORKER:
         config.option.basetemp = config.option.basetemp or memory.base_directory()
         compileall.compile_dir(ROOT / "emrun", quiet=1)
+        if config.getoption("numprocesses", None):
+            compile_tests(config)
+    elif config.option.durations is None and config.option.xmlpath is None:
+        report_less(config)
+
+
+def compile_tests(config):
+    """Compile the tests of a new clone as pytest does: each worker would compile all of them."""
+    for path in ROOT.glob("tests/**/test_*.py"):
+        compiled = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
+        if rewrite._read_pyc(path, compiled) is None:
+            compiled.parent.mkdir(exist_ok=True)
+            digest, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, digest, compiled)
+
+
+def report_less(config):
+    """Report of a test that passed only this, not that it starts, is set up, torn down and ends: half of the messages.
+
+    Nobody shows them, except for the options `--durations` and `--junit-xml`.
+    """
+    interactor = next(each for each in config.pluginmanager.get_plugins() if hasattr(each, "sendevent"))
+    send = interactor.sendevent
+
+    def send_less(name, **content):
+        if name == "testreport":
+            report = content["data"]
+            says_more = report["when"] == "call" or report["outcome"] != "passed" or report["user_properties"]
+        else:
+            says_more = name not in ("logstart", "logfinish")
+        if says_more:
+            send(name, **content)
+
+    interactor.sendevent = send_less
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,18 +1,25 @@
-"""Most of the check of a config is to read the same sources of PyTorch and emrun, once in each process of a user."""
+"""What each process of a user reads or writes once, and the tests in one process a thousand times, is remembered.
+
+Most of the check of a config is to read the same sources of PyTorch and emrun. Most of a short run is YAML.
+"""
 
 import ast
 import functools
 from types import FunctionType
 
-from emrun.config import yaml_tree
+from emrun.config import yaml_text, yaml_tree
 from emrun.config.source_finder import Unimported
+from emrun.storage import trace
 
 LOOKUP = Unimported._lookup
 """What a new process has: it knows nothing of what other tests have found."""
 
 
 def remember():
-    """Parse equal sources and equal texts of YAML once, and find what a config names in emrun or PyTorch once."""
+    """Parse equal sources and equal texts of YAML once, and find what a config names in emrun or PyTorch once.
+
+    Write equal trees, and equal entries of traces, once too.
+    """
     parse, lookup, found = ast.parse, Unimported._lookup, {}
     remembered = functools.cache(parse)
 
@@ -38,3 +45,21 @@ def remember():
     ast.parse, Unimported._lookup = parsed, looked_up
     yaml_tree._Parser.document = lambda self: read(self._text, self._source)
     remember.read = read
+    remember_texts(yaml_text, "_write")
+    text_of = remember_texts(trace, "_as_yaml")
+    trace._as_yaml = lambda entries: "".join(text_of({name: value}) for name, value in entries.items())
+
+
+def remember_texts(module, name):
+    """Let a function of a module, which returns the text of plain values, write equal values once; return it."""
+    write = getattr(module, name)
+    texts = {}
+
+    def text_of(plain):
+        shown = repr(plain)
+        if shown not in texts:
+            texts[shown] = write(plain)
+        return texts[shown]
+
+    setattr(module, name, text_of)
+    return text_of
