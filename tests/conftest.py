@@ -138,7 +138,12 @@ def pytest_configure(config):
         compileall.compile_dir(ROOT / "emrun", quiet=1)
         if config.getoption("numprocesses", None):
             compile_tests(config)
-    elif config.option.durations is None and config.option.xmlpath is None:
+        return
+    if config.getoption("--campaign") is None:
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants  # each worker would parse all of emrun
+    if config.option.durations is None and config.option.xmlpath is None:
         report_less(config)
 
 
