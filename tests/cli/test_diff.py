@@ -23,6 +23,7 @@ model:
   outputs: [y_hat]
   loss: {class: torch.nn.MSELoss, inputs: [y_hat, y]}
   optimizer: {class: SGD, lr: 0.01}
+main_loop: {report: false}
 hooks:
   - ComputeStats: {variables: [loss]}
   - SaveLatest

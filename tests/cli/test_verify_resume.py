@@ -13,8 +13,6 @@ from emrun.cli import emrun as commands
 
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-TORCHRUN = EMRUN.with_name("torchrun")
-WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 
 pytestmark = pytest.mark.timeout(300)  # up to eleven processes
 
