@@ -37,7 +37,7 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
             "metrics": {"size": {"import": "torch.norm", "inputs": ["logits"]}},
             "optimizer": {"class": "SGD", "lr": 0.1},
         },
-        "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore"},
+        "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore", "report": False},
         "hooks": [{"ComputeStats": {"variables": ["size"]}}, {"StopAfter": {"epochs": 1}}],
     }
     (tmp_path / "config.json.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -117,7 +117,7 @@ dataset: &data
   n: &n 50
 """
 REST = """\
-main_loop: {on_unused_sources: ignore, buffer: *n}
+main_loop: {on_unused_sources: ignore, buffer: *n, report: false}
 hooks:
   - StopAfter: {epochs: 1}
 eval:
@@ -176,7 +176,7 @@ model:
   outputs: [logit]
   loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
   optimizer: {class: SGD, lr: 0.1}
-main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}"}
+main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}", report: false}
 hooks:
   - StopAfter: {epochs: 1}
 """
@@ -202,7 +202,7 @@ def test_free_values_are_read_by_interpolations_and_nothing_else(emrun_here, tmp
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, emrun_here, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
     config = linear_on_majority(
-        main_loop={"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75},
+        main_loop={"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75, "report": False},
         hooks=["my_hooks.Interrupt", {"StopAfter": {"epochs": 1}}],
     )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -215,7 +215,7 @@ def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, emrun_here, tm
 def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun_here, tmp_path):
     best = {"SaveBest": {"stream": "train", "condition": "max"}}
     config = linear_on_majority(
-        main_loop={"on_unused_sources": "ignore"},
+        main_loop={"on_unused_sources": "ignore", "report": False},
         hooks=[{"ComputeStats": {"variables": ["loss"]}}, best, {"StopAfter": {"epochs": 2}}],
     )
     (tmp_path / "config.yaml").write_text(json.dumps(config))

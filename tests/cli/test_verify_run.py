@@ -47,7 +47,7 @@ model:
   outputs: [logits]
   loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y]}
   optimizer: {class: Adam, lr: 0.01}
-main_loop: {extra_streams: [{valid: {batches: 5}}]}
+main_loop: {extra_streams: [{valid: {batches: 5}}], report: false}
 hooks: [SaveBest, {StopAfter: {epochs: 3}}]
 eval: {valid: {hooks: []}}
 """
