@@ -92,7 +92,10 @@ def test_finished_runs_are_not_trained_again(project, emrun, emrun_here):
     assert (project / "log" / "a" / "trace.yaml").read_bytes() == before
 
 
-def test_a_comparison_that_was_killed_continues_to_the_same_verdict(project, first, emrun):
+def test_a_comparison_that_was_killed_continues_to_the_same_verdict(project_with_runs, first, emrun):
+    project = project_with_runs
+    for side in "ab":  # of the second pair, which is trained again, and the comparison is killed
+        shutil.rmtree(project / "runs" / Path(first["runs"][1][side]["directory"]).name)
     (project / "do").write_text("both")
     done = emrun("compare", "config.yaml", "--output-dir", "runs", *B20)
     assert done.returncode != 0
@@ -196,6 +199,8 @@ def with_file(project):
     assert DATA_THEN in code
     code = code.replace(DATA_THEN, f"{DATA_THEN} + float(Path('data.txt').read_text())")
     (project / "my_code.py").write_text(code)
+    config = (project / "config.yaml").read_text()
+    (project / "config.yaml").write_text(config.replace("epochs: 3", "epochs: 1"))
     (project / "data.txt").write_text("0")
     return project
 

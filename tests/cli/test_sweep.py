@@ -33,11 +33,12 @@ def project_with_trials(once, tmp_path):
     return shutil.copytree(once, tmp_path, symlinks=True, dirs_exist_ok=True)
 
 
-def test_a_sweep_prints_a_table_with_the_best_first(project, emrun, emrun_here):
+def test_a_sweep_prints_a_table_with_the_best_first(project_with_trials, emrun, emrun_here):
+    project = project_with_trials
     done = emrun("sweep", "config.yaml", "--repeats", "2")
     assert done.returncode == 0
     counts = [line[-8:] for line in done.stderr.splitlines() if ": finished in " in line]
-    assert counts == [f"({number} of 4)" for number in (1, 2, 3, 4)]
+    assert counts == [f"({number} of 4)" for number in (2, 4)]
     header, _, *rows = done.stdout.splitlines()
     assert header.split() == ["lr", "status", "valid/loss/mean", "std", "95", "%", "interval", "runs"]
     assert [row.split()[0] for row in rows] == ["0.3", "0.1"]

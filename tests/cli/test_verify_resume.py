@@ -196,6 +196,7 @@ model:
   scheduler: {class: StepLR, step_size: 1, gamma: 0.5}
 main_loop:
   extra_streams: [valid]
+  report: false
 hooks:
   - ComputeStats: {variables: [loss]}
   - WriteCSV

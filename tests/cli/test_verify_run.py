@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from here import run_here
 
-EMRUN = Path(sys.executable).with_name("emrun")
 NET = """
 import numpy as np
 import torch
@@ -54,13 +53,13 @@ eval: {valid: {hooks: []}}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, warm):
+def trained(tmp_path_factory):
     """Return a directory with a project and its run."""
     place = tmp_path_factory.mktemp("project")
     (place / "net.py").write_text(NET)
     (place / "config.yaml").write_text(CONFIG)
     np.save(place / "data.npy", np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32))
-    done = warm.run([str(EMRUN), "train", "-q", "config.yaml", "--output-dir", "run"], place, 60)
+    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run"], place)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -164,6 +163,7 @@ def test_changed_code_is_the_cause(project, verified):
     assert found["cause"] == "code: module net has changed"
 
 
+@pytest.mark.campaign  # test_diff.py has data of a run that have changed, and the code is the cause above
 def test_changed_data_are_the_cause(project, verified):
     data = np.load(project / "data.npy")
     data[2, 0] += 1
