@@ -70,7 +70,7 @@ class Fault(AbstractHook):
 """
 
 CONFIG = f"""{SEVERAL}
-main_loop: {{report: false}}
+main_loop: {{report: false, skip_zeroth_epoch: true}}
 hooks:
   - ComputeStats
   - parts.Fault

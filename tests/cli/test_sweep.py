@@ -88,7 +88,7 @@ def test_an_adaptive_method_continues_from_the_directories(project, emrun, emrun
     assert "tpe chooses by the results" in refused.stderr
 
 
-def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
+def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun, emrun_here):
     arguments = ("-p", "model.lr=[0.5, 0.0001]", "hooks.StopAfter.epochs=15", "dataset.delay=0.02")
     pruner = "sweep.pruner={median: {n_startup_trials: 1}}"
     done = emrun("sweep", "config.yaml", *arguments, pruner)
@@ -96,7 +96,7 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
     assert sorted(statuses(project)) == ["finished", "pruned"]
     pruned = trials(project)[statuses(project).index("pruned")]
     assert trace(pruned)["reason"].startswith("pruned after epoch ")
-    assert emrun("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
+    assert emrun_here("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_dry_run_of_an_objective_that_no_hook_writes_has_the_same_error(projec
     assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
-def test_without_an_objective_the_end_says_what_to_add(project_with_trials, emrun, emrun_here):
+def test_without_an_objective_the_end_says_what_to_add(project_with_trials, emrun_here):
     words = "nothing was compared: the sweep has no objective; repeat the command with --status and "
-    done = emrun("sweep", "-q", "config.yaml", "sweep.objective=null")
+    done = emrun_here("sweep", "-q", "config.yaml", "sweep.objective=null")
     assert done.stdout.splitlines()[-1].startswith(f"{words}sweep.objective=valid/loss/mean")
     assert words in emrun_here("sweep", "config.yaml", "sweep.objective=null", "--status").stdout
     compared = emrun_here("sweep", "config.yaml", "--status", "sweep.objective=valid/loss/mean")

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from here import run_here
 
+EMRUN = Path(sys.executable).with_name("emrun")
 NET = """
 import numpy as np
 import torch
@@ -53,13 +54,13 @@ eval: {valid: {hooks: []}}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, warm):
     """Return a directory with a project and its run."""
     place = tmp_path_factory.mktemp("project")
     (place / "net.py").write_text(NET)
     (place / "config.yaml").write_text(CONFIG)
     np.save(place / "data.npy", np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32))
-    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run"], place)
+    done = warm.run([str(EMRUN), "train", "-q", "config.yaml", "--output-dir", "run"], place, 60)
     assert done.returncode == 0, done.stderr
     return place
 
