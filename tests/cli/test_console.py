@@ -59,10 +59,10 @@ def test_colours_can_be_switched_off(emrun_on_terminal, variable, command):
     assert "\x1b" not in text
 
 
-def test_a_pipe_and_the_log_have_no_colours(emrun, tmp_path, run_directory):
+def test_a_pipe_and_the_log_have_no_colours(emrun, emrun_here, tmp_path, run_directory):
     done = emrun("train", "c.yaml", "hooks=[StopAfter: {epochs: 0}]")
     assert "\x1b" not in done.stderr + done.stdout + (run_directory(tmp_path / "log") / "train.log").read_text()
-    done = emrun("eval", "nowhere", "valid")
+    done = emrun_here("eval", "nowhere", "valid")
     assert done.stderr == "error: nowhere is not a run directory: it does not exist\n"
 
 

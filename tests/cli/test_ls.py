@@ -127,6 +127,8 @@ def test_neither_torch_nor_code_of_the_user_is_imported(runs, tmp_path):
         "             'prune --epochs 2 --dry-run', 'prune log/a --checkpoints -y', 'prune --status failed -y'):\n"
         "    assert emrun.main(line.split(), standalone_mode=False) == 0, line\n"
         "    assert not {'torch', 'my_model', 'numpy'} & set(sys.modules), line\n"
+        "assert emrun.main(['diff', 'log/a', 'log/b'], standalone_mode=False) == 1\n"
+        "assert not {'torch', 'my_model', 'numpy'} & set(sys.modules)\n"
         "assert emrun.main(['report', 'log/a'], standalone_mode=False) == 0\n"
         "assert not {'torch', 'my_model'} & set(sys.modules)\n"
     )
