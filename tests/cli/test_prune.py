@@ -94,7 +94,7 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun_here, tmp_path):
     assert runs() == ["c"]
 
 
-@pytest.mark.parametrize(("options", "message"), [
+WRONG = [
     ([], "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"),
     (["--older", "3"], "--older: '3' is not a time such as 30d, 12h or 5min; the unit is missing"),
     (["--status", "fialed"], "did you mean 'failed'"),
@@ -103,12 +103,15 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun_here, tmp_path):
     (["--keep-best", "1", "--by", "min:valid/los"], "did you mean 'valid/loss'"),
     (["--checkpoints", "--optimizer-states", "--epochs", "1"], "leave out --optimizer-states"),
     (["--json", "--epochs", "1"], "add --dry-run or --yes"),
-])  # fmt: skip
-def test_what_cannot_be_pruned_is_an_error(runs, emrun_here, options, message):
-    done = emrun_here("prune", *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert runs() == ["a", "b", "c"]
+]  # fmt: skip
+
+
+def test_what_cannot_be_pruned_is_an_error(runs, emrun_here):
+    for options, message in WRONG:
+        done = emrun_here("prune", *options)
+        assert done.returncode == 2, options
+        assert message in done.stderr
+        assert runs() == ["a", "b", "c"]
 
 
 def test_without_optimizer_states_a_run_can_be_evaluated(trained, emrun_here, tmp_path):  # but not resumed

@@ -99,33 +99,33 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun, emrun_h
     assert emrun_here("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["-p", "model.widht=[1, 2]"],
-            "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?",
-        ),
-        (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
-        (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
-        (["-p", "model.lr={low: 0, high: 9.0e+6, step: 1.0e-3}"], "the grid has 9,000,000,001 runs"),
-        (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
-        (["~sweep.parameters"], "nothing to try: give -p"),
-        (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
-        (["-p", "model.lr=[0.5]", "sweep=5"], "sweep: 5 is not a mapping"),
-        (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
-        (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
-        (["seed=abc"], "seed: 'abc' is not a whole number"),
-        (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
-        (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
-        (["--status", "--dry-run"], "use one of --status, --dry-run"),
-    ],
-)
-def test_bad_input_is_an_error_before_the_first_trial(project, emrun_here, arguments, message):
-    done = emrun_here("sweep", "config.yaml", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not (project / "log").exists()
+BAD = [
+    (
+        ["-p", "model.widht=[1, 2]"],
+        "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?",
+    ),
+    (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
+    (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
+    (["-p", "model.lr={low: 0, high: 9.0e+6, step: 1.0e-3}"], "the grid has 9,000,000,001 runs"),
+    (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
+    (["~sweep.parameters"], "nothing to try: give -p"),
+    (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
+    (["-p", "model.lr=[0.5]", "sweep=5"], "sweep: 5 is not a mapping"),
+    (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
+    (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
+    (["seed=abc"], "seed: 'abc' is not a whole number"),
+    (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
+    (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
+    (["--status", "--dry-run"], "use one of --status, --dry-run"),
+]
+
+
+def test_bad_input_is_an_error_before_the_first_trial(project, emrun_here):
+    for arguments, message in BAD:
+        done = emrun_here("sweep", "config.yaml", *arguments)
+        assert done.returncode == 2, arguments
+        assert message in done.stderr
+        assert not (project / "log").exists()
 
 
 def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun):
