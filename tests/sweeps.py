@@ -95,7 +95,7 @@ name: tiny
 vars: {fold: 0}
 dataset: {class: my_code.Data, fold: "${vars.fold}"}
 model: {class: my_code.Model, lr: 0.1}
-main_loop: {extra_streams: [valid], record_steps: 1}
+main_loop: {extra_streams: [valid], record_steps: 1, report: false}
 hooks:
   - ComputeStats: {variables: [loss]}
   - my_code.Do

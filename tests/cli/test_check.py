@@ -153,11 +153,15 @@ def test_overrides_are_checked(project, emrun_here):
     assert "override 'hooks.StopAfter.epoch=3': hooks[1].StopAfter: unknown argument 'epoch'" in done.stderr
 
 
-def test_static_imports_neither_torch_nor_the_users_code(project, emrun_here):
+def test_static_imports_neither_torch_nor_the_users_code_nor_what_hides_installed_modules(project, emrun_here):
     (project / "my_code.py").write_text("raise RuntimeError('imported')\n" + CODE)
+    (project / "datasets").mkdir()
+    (project / "datasets" / "__init__.py").write_text("raise ImportError('the wrong datasets')")
+    (project / "click.py").write_text("raise ImportError('the wrong click')")
     command = [sys.executable, "-X", "importtime", "-m", "emrun", "check", "--static", "own.yaml"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "own.yaml: nothing is wrong, as far as can be checked without importing anything\n"
+    assert all(line.startswith("import time:") for line in done.stderr.splitlines())
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "emrun.config.plan" in imported
     assert not imported & {"torch", "numpy", "my_code", "emrun.hooks.stop_after"}

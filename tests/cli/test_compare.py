@@ -92,7 +92,10 @@ def test_finished_runs_are_not_trained_again(project, emrun, emrun_here):
     assert (project / "log" / "a" / "trace.yaml").read_bytes() == before
 
 
-def test_a_comparison_that_was_killed_continues_to_the_same_verdict(project, first, emrun):
+def test_a_comparison_that_was_killed_continues_to_the_same_verdict(project_with_runs, first, emrun):
+    project = project_with_runs
+    for side in "ab":  # of the second pair, which is trained again, and the comparison is killed
+        shutil.rmtree(project / "runs" / Path(first["runs"][1][side]["directory"]).name)
     (project / "do").write_text("both")
     done = emrun("compare", "config.yaml", "--output-dir", "runs", *B20)
     assert done.returncode != 0
@@ -143,21 +146,21 @@ def test_a_config_that_diverges_is_worse_and_this_is_told(project, emrun):
     assert "\nA is better\n" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "give two configs or runs, or one and -b OVERRIDE"),
-        (("-b", "model.width=2", "--metric", "loss"), "write STREAM/VARIABLE"),
-        (("-b", "model.width=2", "--metric", "valid/size"), "add --max or --min"),
-        (("-b", "model.width=2", "--pairs", "1"), "neither a number of pairs nor a range"),
-        (("-b", "model.lr=0.1"), "the two configs are the same"),
-        (("-b", "hooks.StopAfter.epochs=9"), "the budget of the two differ (hooks.StopAfter.epochs)"),
-    ],
-)
-def test_bad_input_trains_nothing(project, emrun_here, arguments, message):
-    problems = compared(emrun_here, *arguments, status=2)["problems"]
-    assert message in problems[0]["message"]
-    assert not list((project / "runs").glob("trial-*"))
+BAD = [
+    ((), "give two configs or runs, or one and -b OVERRIDE"),
+    (("-b", "model.width=2", "--metric", "loss"), "write STREAM/VARIABLE"),
+    (("-b", "model.width=2", "--metric", "valid/size"), "add --max or --min"),
+    (("-b", "model.width=2", "--pairs", "1"), "neither a number of pairs nor a range"),
+    (("-b", "model.lr=0.1"), "the two configs are the same"),
+    (("-b", "hooks.StopAfter.epochs=9"), "the budget of the two differ (hooks.StopAfter.epochs)"),
+]
+
+
+def test_bad_input_trains_nothing(project, emrun_here):
+    for arguments, message in BAD:
+        problems = compared(emrun_here, *arguments, status=2)["problems"]
+        assert message in problems[0]["message"]
+        assert not list((project / "runs").glob("trial-*"))
 
 
 @pytest.mark.campaign
@@ -196,6 +199,8 @@ def with_file(project):
     assert DATA_THEN in code
     code = code.replace(DATA_THEN, f"{DATA_THEN} + float(Path('data.txt').read_text())")
     (project / "my_code.py").write_text(code)
+    config = (project / "config.yaml").read_text()
+    (project / "config.yaml").write_text(config.replace("epochs: 3", "epochs: 1"))
     (project / "data.txt").write_text("0")
     return project
 

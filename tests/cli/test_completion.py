@@ -110,8 +110,9 @@ def test_the_script_of_a_shell_knows_the_kinds_of_items(shell):
 
 
 def test_bash_completes_by_its_script(project):
+    of_bash = CliRunner().invoke(commands, ["completion", "bash"]).output
     script = (
-        f'PATH="{EMRUN.parent}:$PATH"; eval "$(emrun completion bash)"; compopt() {{ echo "compopt $*"; }}\n'
+        f'PATH="{EMRUN.parent}:$PATH"\n{of_bash}\ncompopt() {{ echo "compopt $*"; }}\n'
         "COMP_WORDS=(emrun train config.yaml model.module.h); COMP_CWORD=3; _emrun_completion emrun\n"
         'echo "${COMPREPLY[@]}"'
     )

@@ -19,6 +19,7 @@ model:
   outputs: [logit]
   loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
   optimizer: {class: SGD, lr: 0.5}
+main_loop: {report: false}
 hooks:
   - ComputeStats: {variables: [loss]}
   - LogVariables
@@ -58,10 +59,10 @@ def test_colours_can_be_switched_off(emrun_on_terminal, variable, command):
     assert "\x1b" not in text
 
 
-def test_a_pipe_and_the_log_have_no_colours(emrun, tmp_path, run_directory):
+def test_a_pipe_and_the_log_have_no_colours(emrun, emrun_here, tmp_path, run_directory):
     done = emrun("train", "c.yaml", "hooks=[StopAfter: {epochs: 0}]")
     assert "\x1b" not in done.stderr + done.stdout + (run_directory(tmp_path / "log") / "train.log").read_text()
-    done = emrun("eval", "nowhere", "valid")
+    done = emrun_here("eval", "nowhere", "valid")
     assert done.stderr == "error: nowhere is not a run directory: it does not exist\n"
 
 
@@ -113,15 +114,16 @@ class Data(Majority):
         pytest.param("resume", "pipe", marks=pytest.mark.campaign),
     ],
 )
-def test_what_click_would_end_with_is_a_failure_in_code_of_a_user(emrun, emrun_here, tmp_path, command, kind):
+def test_what_click_would_end_with_is_a_failure_in_code_of_a_user(emrun_here, tmp_path, command, kind):
     (tmp_path / "my_data.py").write_text(DATA)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("class: Majority, n: 50", "class: my_data.Data"))
     override = f"dataset.kind={kind}"
     if command in ("train", "dataset"):
-        done = emrun(*command.split(), *(["stream_info"] * (command == "dataset")), "c.yaml", override)
+        done = emrun_here(*command.split(), *(["stream_info"] * (command == "dataset")), "c.yaml", override)
     else:
         assert emrun_here("train", "-q", "c.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1").returncode == 0
-        done = emrun(command, "run", *(["valid"] if command == "eval" else ["hooks.StopAfter.epochs=2"]), override)
+        words = ["valid"] if command == "eval" else ["hooks.StopAfter.epochs=2"]
+        done = emrun_here(command, "run", *words, override)
     assert done.returncode == 1, done
     assert 'my_data.py", line 14, in __init__' in done.stderr
 

@@ -37,7 +37,7 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
             "metrics": {"size": {"import": "torch.norm", "inputs": ["logits"]}},
             "optimizer": {"class": "SGD", "lr": 0.1},
         },
-        "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore"},
+        "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore", "report": False},
         "hooks": [{"ComputeStats": {"variables": ["size"]}}, {"StopAfter": {"epochs": 1}}],
     }
     (tmp_path / "config.json.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -117,7 +117,7 @@ dataset: &data
   n: &n 50
 """
 REST = """\
-main_loop: {on_unused_sources: ignore, buffer: *n}
+main_loop: {on_unused_sources: ignore, buffer: *n, report: false}
 hooks:
   - StopAfter: {epochs: 1}
 eval:
@@ -176,7 +176,7 @@ model:
   outputs: [logit]
   loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
   optimizer: {class: SGD, lr: 0.1}
-main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}"}
+main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}", report: false}
 hooks:
   - StopAfter: {epochs: 1}
 """
@@ -202,7 +202,7 @@ def test_free_values_are_read_by_interpolations_and_nothing_else(emrun_here, tmp
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, emrun_here, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
     config = linear_on_majority(
-        main_loop={"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75},
+        main_loop={"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75, "report": False},
         hooks=["my_hooks.Interrupt", {"StopAfter": {"epochs": 1}}],
     )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -215,7 +215,7 @@ def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, emrun_here, tm
 def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun_here, tmp_path):
     best = {"SaveBest": {"stream": "train", "condition": "max"}}
     config = linear_on_majority(
-        main_loop={"on_unused_sources": "ignore"},
+        main_loop={"on_unused_sources": "ignore", "report": False},
         hooks=[{"ComputeStats": {"variables": ["loss"]}}, best, {"StopAfter": {"epochs": 2}}],
     )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -243,7 +243,7 @@ def every_epoch(tmp_path_factory):
     """A run with the average of its weights, of which each epoch and the best are kept."""
     averages = {"AverageWeights": {"decay": 0.5}}
     hooks = ["ComputeStats", {"SaveBest": {"variable": "loss", "condition": "max"}}, {"SaveEvery": {"n_epochs": 1}}]
-    hooks = [*hooks, averages, {"StopAfter": {"epochs": 3}}]
+    hooks = [*hooks, averages, {"StopAfter": {"epochs": 2}}]
     return trained(tmp_path_factory.mktemp("kept"), config={**CONFIG, "hooks": hooks})
 
 
@@ -258,15 +258,15 @@ def test_all_checkpoints_are_evaluated_as_the_training_did_and_the_best_is_marke
     done, rows = evaluated(run, "valid", "train", "--all-checkpoints")
     assert done.return_value == 0, done.exception
     assert rows[0][:3] == ["checkpoint", "on", "valid"]
-    assert [float(row[-1]) for row in rows[2:6]] == [float(f"{loss:.6g}") for loss in losses]
+    assert [float(row[-1]) for row in rows[2:5]] == [float(f"{loss:.6g}") for loss in losses]
     assert losses[1] == max(losses)
-    labels = [["epoch-0"], ["best", "epoch-1", "*"], ["epoch-2"], ["epoch-3", "latest"]]
-    assert [row[1:-2] for row in rows[2:6]] == labels
+    labels = [["epoch-0"], ["best", "epoch-1", "*"], ["epoch-2", "latest"]]
+    assert [row[1:-2] for row in rows[2:5]] == labels
     assert "* highest valid/loss\n" in done.stdout
     assert "checkpoint on train" in done.stdout
-    assert sorted(path.name for path in (run / "eval").glob("valid-*")) == [f"valid-{n}" for n in (1, 2, 3, 4)]
-    traces = [YAML(typ="safe").load(run / "eval" / f"valid-{n}" / "trace.yaml") for n in (1, 2, 3, 4)]
-    assert [trace["checkpoint"]["epoch"] for trace in traces] == [0, 1, 2, 3]
+    assert sorted(path.name for path in (run / "eval").glob("valid-*")) == [f"valid-{n}" for n in (1, 2, 3)]
+    traces = [YAML(typ="safe").load(run / "eval" / f"valid-{n}" / "trace.yaml") for n in (1, 2, 3)]
+    assert [trace["checkpoint"]["epoch"] for trace in traces] == [0, 1, 2]
 
 
 def test_all_checkpoints_as_json_with_overrides_count_as_looks_at_a_stream_that_is_not_trained_with(
@@ -292,6 +292,6 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_evaluated(every_epoch,
     (run / "checkpoints" / "epoch-0" / "model.safetensors").write_bytes(b"")
     done, rows = evaluated(run, "valid", "--all-checkpoints")
     assert rows[2][1:] == ["epoch-0", "damaged"]
-    assert [row[1] for row in rows[3:6]] == ["best", "epoch-2", "epoch-3"]
+    assert [row[1] for row in rows[3:5]] == ["best", "epoch-2"]
     assert done.return_value == StorageError.exit_status
-    assert len(list((run / "eval").iterdir())) == 3
+    assert len(list((run / "eval").iterdir())) == 2

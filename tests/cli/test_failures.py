@@ -97,7 +97,7 @@ CONFIG = {
         "loss": {"class": "torch.nn.MSELoss", "inputs": ["z", "y"]},
         "optimizer": {"class": "SGD", "lr": 0.1},
     },
-    "main_loop": {"extra_streams": ["valid"], "skip_zeroth_epoch": True},
+    "main_loop": {"extra_streams": ["valid"], "skip_zeroth_epoch": True, "report": False},
     "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 1}}],
 }
 
@@ -284,7 +284,7 @@ def test_what_a_constructor_puts_in_place_of_the_output_gets_what_is_printed_in_
     done = emrun("train", "c.yaml", "--output-dir", "run")
     assert done.returncode == 0
     assert "seen" in (place / "copy").read_text()
-    assert "report.html" in done.stdout
+    assert "next: emrun eval run test" in done.stdout
 
 
 def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(project, emrun_here):

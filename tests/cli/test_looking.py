@@ -183,7 +183,7 @@ def test_any_dataset_tells_of_its_streams(project, emrun_here):
 
 
 def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project, emrun_here):
-    done = emrun_here("bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9")
+    done = emrun_here("bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.02", "--step-ms=9")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["stream", "read", "batches/s", "first", "batch", "training", "waits"]

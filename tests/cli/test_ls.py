@@ -100,16 +100,19 @@ def test_damaged_runs_and_names_of_any_kind_are_shown(make_run, emrun_here, tmp_
     assert [run["status"] for run in json.loads(emrun_here("ls", "--json").stdout)].count("damaged") == 1
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
+WRONG = [
     (["ls", "nowhere"], "nowhere does not exist; give a directory with runs, or a run"),
     (["ls", "--where", "epochs"], "'epochs' is not a condition; write for example model.optimizer.lr=0.1"),
     (["ls", "--sort", "model.optimiser.lr"], "did you mean 'model.optimizer.lr'"),
     (["ls", "-c", "valid/acuracy"], "did you mean 'valid/accuracy'"),
-])  # fmt: skip
-def test_what_cannot_be_listed_is_an_error(runs, emrun_here, arguments, message):
-    done = emrun_here(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+]  # fmt: skip
+
+
+def test_what_cannot_be_listed_is_an_error(runs, emrun_here):
+    for arguments, message in WRONG:
+        done = emrun_here(*arguments)
+        assert done.returncode == 2, arguments
+        assert message in done.stderr
 
 
 def test_an_empty_directory_has_no_runs(emrun_here, tmp_path):
@@ -127,6 +130,8 @@ def test_neither_torch_nor_code_of_the_user_is_imported(runs, tmp_path):
         "             'prune --epochs 2 --dry-run', 'prune log/a --checkpoints -y', 'prune --status failed -y'):\n"
         "    assert emrun.main(line.split(), standalone_mode=False) == 0, line\n"
         "    assert not {'torch', 'my_model', 'numpy'} & set(sys.modules), line\n"
+        "assert emrun.main(['diff', 'log/a', 'log/b'], standalone_mode=False) == 1\n"
+        "assert not {'torch', 'my_model', 'numpy'} & set(sys.modules)\n"
         "assert emrun.main(['report', 'log/a'], standalone_mode=False) == 0\n"
         "assert not {'torch', 'my_model'} & set(sys.modules)\n"
     )

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from campaign import thinned
+from here import run_here
 from projects import LINEAR
 
 from emrun.storage.lock import RunLock
@@ -14,13 +15,22 @@ CONFIG = (
     "seed: 1\ndataset: {class: Majority, n: 50}\n"
     + LINEAR
     + """\
-main_loop: {extra_streams: [valid], on_unused_sources: ignore}
+main_loop: {extra_streams: [valid], on_unused_sources: ignore, report: false}
 hooks:
   - ComputeStats: {variables: [loss]}
   - SaveBest
   - StopAfter: {epochs: 1}
 """
 )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a finished run of the config."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "c.yaml").write_text(CONFIG)
+    assert run_here(["train", "c.yaml", "-q", "--output-dir", "run"], place).returncode == 0
+    return place / "run"
 
 
 @pytest.fixture
@@ -84,7 +94,7 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun_here, tmp_path):
     assert runs() == ["c"]
 
 
-@pytest.mark.parametrize(("options", "message"), [
+WRONG = [
     ([], "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"),
     (["--older", "3"], "--older: '3' is not a time such as 30d, 12h or 5min; the unit is missing"),
     (["--status", "fialed"], "did you mean 'failed'"),
@@ -93,17 +103,19 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun_here, tmp_path):
     (["--keep-best", "1", "--by", "min:valid/los"], "did you mean 'valid/loss'"),
     (["--checkpoints", "--optimizer-states", "--epochs", "1"], "leave out --optimizer-states"),
     (["--json", "--epochs", "1"], "add --dry-run or --yes"),
-])  # fmt: skip
-def test_what_cannot_be_pruned_is_an_error(runs, emrun_here, options, message):
-    done = emrun_here("prune", *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert runs() == ["a", "b", "c"]
+]  # fmt: skip
 
 
-def test_without_optimizer_states_a_run_can_be_evaluated(emrun_here, tmp_path):  # but not resumed
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    assert emrun_here("train", "c.yaml", "-q", "--output-dir", "log/a").returncode == 0
+def test_what_cannot_be_pruned_is_an_error(runs, emrun_here):
+    for options, message in WRONG:
+        done = emrun_here("prune", *options)
+        assert done.returncode == 2, options
+        assert message in done.stderr
+        assert runs() == ["a", "b", "c"]
+
+
+def test_without_optimizer_states_a_run_can_be_evaluated(trained, emrun_here, tmp_path):  # but not resumed
+    shutil.copytree(trained, tmp_path / "log" / "a", symlinks=True)
     done = emrun_here("prune", "log/a", "--optimizer-states", "--yes")
     assert "they cannot be resumed any more" in done.stdout
     evaluated = emrun_here("eval", "log/a", "valid", "-q")
@@ -126,15 +138,13 @@ CASES += [pytest.param(command, (*NAMES, *MORE), marks=pytest.mark.campaign) for
 
 
 @pytest.mark.parametrize(("command", "names"), CASES)
-def test_no_command_follows_a_link_or_waits_for_a_pipe_in_a_run(emrun_here, tmp_path, command, names):
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    assert emrun_here("train", "c.yaml", "-q", "--output-dir", "run").returncode == 0
+def test_no_command_follows_a_link_or_waits_for_a_pipe_in_a_run(trained, emrun_here, tmp_path, command, names):
     secret = tmp_path / "secret"
     secret.write_text("seed: SECRET-7781")
     for name in names:
         for make in (os.mkfifo, lambda path: path.symlink_to(secret)):
             shutil.rmtree(tmp_path / "r", ignore_errors=True)
-            shutil.copytree(tmp_path / "run", tmp_path / "r", symlinks=True)
+            shutil.copytree(trained, tmp_path / "r", symlinks=True)
             place = tmp_path / "r" / name
             place.unlink(missing_ok=True)
             make(place)

@@ -19,6 +19,7 @@ from emrun.cli.failures import unwound_by_sigterm, words_before_sigterm
 from emrun.ranks import group as emrun_ranks
 
 EMRUN = Path(sys.executable).with_name("emrun")
+TORCHRUN = (str(Path(__file__).with_name("warm_torchrun.py")), str(EMRUN.with_name("torchrun")))
 
 pytestmark = pytest.mark.timeout(300)  # each rank is a process that imports PyTorch
 
@@ -46,7 +47,7 @@ class Fault(AbstractHook):
     reads = ()
 
     def after_batch(self):
-        if self.main_loop.iterations_done != 12 or ranks().rank != 1 or not os.path.exists("fault"):
+        if self.main_loop.iterations_done != 7 or ranks().rank != 1 or not os.path.exists("fault"):
             return
         what = open("fault").read()
         os.unlink("fault")
@@ -69,12 +70,14 @@ class Fault(AbstractHook):
 """
 
 CONFIG = f"""{SEVERAL}
+main_loop: {{report: false, skip_zeroth_epoch: true}}
 hooks:
   - ComputeStats
   - parts.Fault
   - SaveEvery: {{every: 5 updates, keep: 2}}
-  - StopAfter: {{epochs: 3}}
+  - StopAfter: {{epochs: 2}}
 """
+PAGE = "main_loop.report=true"
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ def straight(tmp_path_factory, warm):
     project = tmp_path_factory.mktemp("straight")
     (project / "parts.py").write_text(PARTS)
     (project / "config.yaml").write_text(CONFIG)
-    command = [str(EMRUN), "train", "config.yaml", "--nproc", "2", "--output-dir", "run"]
+    command = [str(EMRUN), "train", "config.yaml", "--nproc", "2", "--output-dir", "run", PAGE]
     done = warm.run(command, project, timeout=100, ranks=2)
     assert done.returncode == 0, done.stderr
     (project / "stdout").write_text(done.stdout)
@@ -123,7 +126,7 @@ def test_new_processes_train_as_those_that_stand_by(project, straight, emrun):
 
 
 def test_the_output_of_several_ranks_is_that_of_one(project, straight, emrun_here):
-    alone = emrun_here("train", "config.yaml", "--output-dir", "alone")
+    alone = emrun_here("train", "config.yaml", "--output-dir", "alone", PAGE)
     output, errors = ((straight.parent / name).read_text() for name in ("stdout", "stderr"))
     assert (alone.returncode, output.count("\n")) == (0, alone.stdout.count("\n"))
     assert errors.count("run directory:") == 1
@@ -155,9 +158,10 @@ def test_two_ranks_evaluate_as_one_does(straight, emrun, emrun_here, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
-def test_two_ranks_predict_as_one_does(straight, emrun, tmp_path):
-    for size in (1, 2):
-        done = emrun("predict", straight, "train", "-o", tmp_path / f"{size}.csv", "--nproc", size)
+@pytest.mark.campaign  # tests/training/test_ranks.py has the predictions of several ranks
+def test_two_ranks_predict_as_one_does(straight, emrun, emrun_here, tmp_path):
+    for size, command in ((1, emrun_here), (2, emrun)):
+        done = command("predict", straight, "train", "-o", tmp_path / f"{size}.csv", "--nproc", size)
         assert (done.returncode, done.stdout.count("37 rows of stream train")) == (0, 1), done.stderr
         assert done.stderr.count("importing PyTorch") <= 1
     one, two = (np.loadtxt(tmp_path / f"{size}.csv", delimiter=",", skiprows=1) for size in (1, 2))
@@ -289,14 +293,14 @@ def test_an_error_of_all_ranks_is_printed_once(project, emrun):
 
 def test_torchrun_is_the_same_as_nproc(project, straight, warm, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    command = [str(EMRUN.with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train"]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train"]
     done = warm.run([*command, "config.yaml", "--output-dir", "run"], project, timeout=200, ranks=2)
     assert done.returncode == 0, done.stderr
     assert_same(straight, project / "run")
 
 
-def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, emrun_here, monkeypatch):
-    assert emrun_here("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, straight, emrun_here, monkeypatch):
+    shutil.copytree(straight, project / "run", symlinks=True)
     before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

@@ -134,7 +134,7 @@ def test_a_failure_in_an_evaluation(doomed, fail, emrun_here):
 
 
 def test_a_failure_of_emrun_eval_is_saved_with_the_evaluation(doomed, fail, emrun_here):
-    assert fail().returncode == 0
+    assert fail("hooks.StopAfter.epochs=1").returncode == 0
     done = emrun_here("eval", "-q", "run", "valid", "dataset.bad=[31]", "dataset.stream=valid")
     assert done.returncode == 3
     assert "emrun replay run/eval/valid-1/failures/1" in done.stderr
@@ -211,7 +211,7 @@ def test_an_interruption_leaves_no_capsule(doomed, emrun):
 
 
 def test_wrong_usage_is_an_error(doomed, fail, emrun_here):
-    fail()
+    fail("hooks.StopAfter.epochs=1")
     done = emrun_here("replay", "run")
     assert done.returncode == 2
     assert "run has no recorded failure" in done.stderr

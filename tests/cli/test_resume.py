@@ -24,6 +24,7 @@ CONFIG = (
 main_loop:
   extra_streams: [valid]
   buffer: 2
+  report: false
 hooks:
   - ComputeStats: {variables: [loss]}
   - SaveBest

@@ -124,7 +124,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from emrun import AbstractHook
 
-FOREVER = [sys.executable, "-c", "print(flush=True); import threading; threading.Event().wait()"]
+FOREVER = ["sh", "-c", "echo; exec tail -f /dev/null"]
 
 
 def wait(pipe=None):
@@ -223,8 +223,8 @@ def test_children_of_the_users_code_end_when_they_are_told_to(tmp_path, emrun, o
     (tmp_path / "children.py").write_text(CHILDREN)
     (tmp_path / "config.yaml").write_text(
         "dataset: {class: children.Data}\nmodel:\n  module: {class: torch.nn.Linear, in_features: 1, out_features: 1}\n"
-        "  inputs: [x]\n  outputs: [loss]\n  optimizer: {class: SGD, lr: 0.1}\nmain_loop: {extra_streams: [valid]}\n"
-        "hooks: [children.Starts, {StopAfter: {epochs: 1}}]\n"
+        "  inputs: [x]\n  outputs: [loss]\n  optimizer: {class: SGD, lr: 0.1}\n"
+        "main_loop: {extra_streams: [valid], report: false}\nhooks: [children.Starts, {StopAfter: {epochs: 1}}]\n"
     )
     done = emrun("train", "config.yaml", "-q", *options)
     assert done.returncode == 0, done.stderr

@@ -71,13 +71,13 @@ def mounted(folder, place):
 
 
 @pytest.mark.parametrize("seed", [0, 3, *(pytest.param(each, marks=pytest.mark.campaign) for each in range(4, 300))])
-def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed):
+def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun_here, tmp_path, seed):
     draw = random.Random(seed)
     with ExitStack() as stack:
-        play(draw, run, emrun, tmp_path, stack)
+        play(draw, run, emrun_here, tmp_path, stack)
 
 
-def play(draw, run, emrun, tmp_path, stack):
+def play(draw, run, emrun_here, tmp_path, stack):
     shutil.copytree(run, tmp_path, symlinks=True, dirs_exist_ok=True)
     shutil.copytree(run / "run", tmp_path / "r", symlinks=True)
     outside = tmp_path / "outside"
@@ -114,7 +114,7 @@ def play(draw, run, emrun, tmp_path, stack):
     before = tree(outside), tree(place) if kind in ("run", "mount") else None
     steps = COMMANDS if draw.random() < 0.2 else sorted(draw.sample(COMMANDS, 4), key=COMMANDS.index)
     for command in steps:
-        done = emrun(*command, timeout=60)
+        done = emrun_here(*command)
         said = f"{kind} at {name}, {command}, status {done.returncode}: {done.stderr}"
         assert done.returncode in (0, 2, 74), said
         assert tree(outside) == before[0], said

@@ -33,11 +33,12 @@ def project_with_trials(once, tmp_path):
     return shutil.copytree(once, tmp_path, symlinks=True, dirs_exist_ok=True)
 
 
-def test_a_sweep_prints_a_table_with_the_best_first(project, emrun, emrun_here):
+def test_a_sweep_prints_a_table_with_the_best_first(project_with_trials, emrun, emrun_here):
+    project = project_with_trials
     done = emrun("sweep", "config.yaml", "--repeats", "2")
     assert done.returncode == 0
     counts = [line[-8:] for line in done.stderr.splitlines() if ": finished in " in line]
-    assert counts == [f"({number} of 4)" for number in (1, 2, 3, 4)]
+    assert counts == [f"({number} of 4)" for number in (2, 4)]
     header, _, *rows = done.stdout.splitlines()
     assert header.split() == ["lr", "status", "valid/loss/mean", "std", "95", "%", "interval", "runs"]
     assert [row.split()[0] for row in rows] == ["0.3", "0.1"]
@@ -87,7 +88,7 @@ def test_an_adaptive_method_continues_from_the_directories(project, emrun, emrun
     assert "tpe chooses by the results" in refused.stderr
 
 
-def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
+def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun, emrun_here):
     arguments = ("-p", "model.lr=[0.5, 0.0001]", "hooks.StopAfter.epochs=15", "dataset.delay=0.02")
     pruner = "sweep.pruner={median: {n_startup_trials: 1}}"
     done = emrun("sweep", "config.yaml", *arguments, pruner)
@@ -95,36 +96,36 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
     assert sorted(statuses(project)) == ["finished", "pruned"]
     pruned = trials(project)[statuses(project).index("pruned")]
     assert trace(pruned)["reason"].startswith("pruned after epoch ")
-    assert emrun("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
+    assert emrun_here("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["-p", "model.widht=[1, 2]"],
-            "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?",
-        ),
-        (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
-        (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
-        (["-p", "model.lr={low: 0, high: 9.0e+6, step: 1.0e-3}"], "the grid has 9,000,000,001 runs"),
-        (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
-        (["~sweep.parameters"], "nothing to try: give -p"),
-        (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
-        (["-p", "model.lr=[0.5]", "sweep=5"], "sweep: 5 is not a mapping"),
-        (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
-        (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
-        (["seed=abc"], "seed: 'abc' is not a whole number"),
-        (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
-        (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
-        (["--status", "--dry-run"], "use one of --status, --dry-run"),
-    ],
-)
-def test_bad_input_is_an_error_before_the_first_trial(project, emrun_here, arguments, message):
-    done = emrun_here("sweep", "config.yaml", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not (project / "log").exists()
+BAD = [
+    (
+        ["-p", "model.widht=[1, 2]"],
+        "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?",
+    ),
+    (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
+    (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
+    (["-p", "model.lr={low: 0, high: 9.0e+6, step: 1.0e-3}"], "the grid has 9,000,000,001 runs"),
+    (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
+    (["~sweep.parameters"], "nothing to try: give -p"),
+    (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
+    (["-p", "model.lr=[0.5]", "sweep=5"], "sweep: 5 is not a mapping"),
+    (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
+    (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
+    (["seed=abc"], "seed: 'abc' is not a whole number"),
+    (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
+    (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
+    (["--status", "--dry-run"], "use one of --status, --dry-run"),
+]
+
+
+def test_bad_input_is_an_error_before_the_first_trial(project, emrun_here):
+    for arguments, message in BAD:
+        done = emrun_here("sweep", "config.yaml", *arguments)
+        assert done.returncode == 2, arguments
+        assert message in done.stderr
+        assert not (project / "log").exists()
 
 
 def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun):
@@ -143,9 +144,9 @@ def test_a_dry_run_of_an_objective_that_no_hook_writes_has_the_same_error(projec
     assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
-def test_without_an_objective_the_end_says_what_to_add(project_with_trials, emrun, emrun_here):
+def test_without_an_objective_the_end_says_what_to_add(project_with_trials, emrun_here):
     words = "nothing was compared: the sweep has no objective; repeat the command with --status and "
-    done = emrun("sweep", "-q", "config.yaml", "sweep.objective=null")
+    done = emrun_here("sweep", "-q", "config.yaml", "sweep.objective=null")
     assert done.stdout.splitlines()[-1].startswith(f"{words}sweep.objective=valid/loss/mean")
     assert words in emrun_here("sweep", "config.yaml", "sweep.objective=null", "--status").stdout
     compared = emrun_here("sweep", "config.yaml", "--status", "sweep.objective=valid/loss/mean")

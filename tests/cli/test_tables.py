@@ -47,7 +47,7 @@ model:
   outputs: [out]
   loss: {class: torch.nn.MSELoss, inputs: [out, y]}
   optimizer: {class: SGD, lr: 0.01, match: "^39"}
-main_loop: {extra_streams: [valid]}
+main_loop: {extra_streams: [valid], report: false}
 hooks:
   - ComputeStats: {variables: [{loss: [mean, std, min, max, median]}]}
   - SavePredictions: {stream: valid, file: rows.csv}

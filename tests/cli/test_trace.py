@@ -85,18 +85,21 @@ def test_names_of_any_kind_are_in_one_line(make_run, emrun_here, tmp_path):
     assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
+WRONG = [
     (["trace", "log"], "log is not a run directory: it has no trace.yaml of a run; the newest runs in it: log/"),
     (["trace", "log/none"], "log/none is not a run directory: it does not exist"),
     (["trace", "log/a", "--stream", "tets"], "no run has recorded the stream 'tets'"),
     (["trace", "log/a", "-k", "valid/los"], "did you mean 'valid/loss'"),
     (["trace", "log/a", "--steps", "--stream", "train"], "leave it out"),
     (["trace", "log/a", "-f", "xml"], "is not one of"),
-])  # fmt: skip
-def test_what_cannot_be_printed_is_an_error(runs, emrun_here, arguments, message):
-    done = emrun_here(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+]  # fmt: skip
+
+
+def test_what_cannot_be_printed_is_an_error(runs, emrun_here):
+    for arguments, message in WRONG:
+        done = emrun_here(*arguments)
+        assert done.returncode == 2, arguments
+        assert message in done.stderr
 
 
 def test_a_run_is_followed_until_it_ends(make_run, emrun_here, monkeypatch):

@@ -13,8 +13,6 @@ from emrun.cli import emrun as commands
 
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
-TORCHRUN = EMRUN.with_name("torchrun")
-WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 
 pytestmark = pytest.mark.timeout(300)  # up to eleven processes
 
@@ -198,6 +196,7 @@ model:
   scheduler: {class: StepLR, step_size: 1, gamma: 0.5}
 main_loop:
   extra_streams: [valid]
+  report: false
 hooks:
   - ComputeStats: {variables: [loss]}
   - WriteCSV

@@ -47,7 +47,7 @@ model:
   outputs: [logits]
   loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y]}
   optimizer: {class: Adam, lr: 0.01}
-main_loop: {extra_streams: [{valid: {batches: 5}}]}
+main_loop: {extra_streams: [{valid: {batches: 5}}], report: false}
 hooks: [SaveBest, {StopAfter: {epochs: 3}}]
 eval: {valid: {hooks: []}}
 """
@@ -164,6 +164,7 @@ def test_changed_code_is_the_cause(project, verified):
     assert found["cause"] == "code: module net has changed"
 
 
+@pytest.mark.campaign  # test_diff.py has data of a run that have changed, and the code is the cause above
 def test_changed_data_are_the_cause(project, verified):
     data = np.load(project / "data.npy")
     data[2, 0] += 1

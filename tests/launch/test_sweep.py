@@ -32,12 +32,12 @@ def do(project, what):
     (project / "do").write_text(what)
 
 
-def alone(project, emrun, count, *sweep):
+def alone(project, emrun_here, count, *sweep):
     """Train some trials of a sweep one by one with the commands that it prints; return name -> run directory."""
-    commands = emrun("sweep", "config.yaml", *sweep, "--dry-run", "--output-dir", "alone").stdout.splitlines()
+    commands = emrun_here("sweep", "config.yaml", *sweep, "--dry-run", "--output-dir", "alone").stdout.splitlines()
     for line in commands[:count]:
         words = shlex.split(line)
-        assert emrun(*words[words.index("emrun") + 1 :]).returncode == 0, line
+        assert emrun_here(*words[words.index("emrun") + 1 :]).returncode == 0, line
     return {run.name: run for run in (project / "alone").glob("trial-*")}
 
 
@@ -45,7 +45,7 @@ KILLS = [("parent", -9)], [("trial", 1), ("parent", -9)]
 
 
 @pytest.mark.parametrize("kills", thinned(KILLS, KILLS[:1]), ids=["the sweep", "a trial, then the sweep"])
-def test_trials_of_a_sweep_that_is_killed_equal_those_that_were_trained_alone(project, emrun, kills):
+def test_trials_of_a_sweep_that_is_killed_equal_those_that_were_trained_alone(project, emrun, emrun_here, kills):
     for what, status in kills:
         do(project, what)
         assert emrun("sweep", "-q", "config.yaml", "--jobs", "2").returncode == status
@@ -54,7 +54,7 @@ def test_trials_of_a_sweep_that_is_killed_equal_those_that_were_trained_alone(pr
     done = emrun("sweep", "-q", "config.yaml", "--jobs", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert statuses(project) == ["finished"] * 2
-    other = alone(project, emrun, len(kills), "--jobs", "2")
+    other = alone(project, emrun_here, len(kills), "--jobs", "2")
     found = {run.name: content(run) for run in trials(project)}
     assert [found[name] == content(run) for name, run in other.items()] == [True] * len(kills)
     assert {trace(run)["threads"] for run in (*trials(project), *other.values())} == {1}

@@ -107,9 +107,11 @@ def test_a_parameter_of_the_config_has_its_position_there(project):
         made().check()
 
 
-def test_what_the_directories_say_is_all_that_is_known(project, emrun):
-    arguments = ("-p", "model.width=[1, 2]", "-p", "model.lr=[0.1]", "--output-dir", "log")
-    assert emrun("sweep", "-q", "config.yaml", *arguments).returncode == 0
+def test_what_the_directories_say_is_all_that_is_known(project, emrun_here):
+    for each in made("model.width=[1, 2]", "model.lr=[0.1]").grid():
+        (trial,) = each.trials
+        words = ("train", "-q", "config.yaml", *trial.overrides, "--output-dir", trial.directory)
+        assert emrun_here(*words).returncode == 0
     (project / "log" / "trial-0123456789ab").mkdir()
     trials = made("model.lr={low: 0.0, high: 0.2}", "model.width=[2, 1]")
     found = sorted(sorted(each.values.items()) for each in trials.known())

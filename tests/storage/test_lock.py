@@ -21,25 +21,79 @@ from emrun.base.errors import RunInUse
 from emrun.storage.files import append_line, flush_lines, truncate, write_atomically
 from emrun.storage.lock import RunLock, last_writer_elsewhere, writer_of
 
-HOLD = """
-import sys
-from pathlib import Path
-from emrun.storage.lock import RunLock
-lock = RunLock(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
+
+class Stranger:
+    """A process that was forked before this one took any lock, and that takes the lock of a directory when asked to."""
+
+    def __init__(self, directory):
+        words, self._words = os.pipe()
+        self._answers, answers = os.pipe()
+        self.pid, self._is_there = os.fork(), True
+        if not self.pid:
+            try:
+                os.close(self._words)  # it ends with this process, whatever happens
+                obey(words, answers, directory)
+            finally:
+                os._exit(0)
+        os.close(words)
+        os.close(answers)
+
+    def ask(self, word):
+        """Let it `hold` the lock or `try` to take it; return the error, or an empty text."""
+        os.write(self._words, f"{word}\n".encode())
+        return os.read(self._answers, 10_000).decode().strip()
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self):
+        if self._is_there:
+            os.waitpid(self.pid, 0)
+            self._is_there = False
+
+    def end(self):
+        """Let it end, unless it was killed."""
+        with suppress(BrokenPipeError):
+            os.write(self._words, b"end\n")
+        self.wait()
+
+    def close(self):
+        if self._is_there:
+            self.end()
+        os.close(self._words)
+        os.close(self._answers)
+
+
+def obey(words, answers, directory):
+    held = []
+    for line in os.fdopen(words):
+        said = ""
+        if line == "end\n":
+            return
+        try:
+            lock = RunLock(directory)
+        except RunInUse as error:
+            said = str(error)
+        else:
+            held.append(lock) if line == "hold\n" else lock.release()
+        os.write(answers, f"{said}\n".encode())
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Another process, which tries to take the lock."""
+    process = Stranger(tmp_path)
+    yield process
+    process.close()
 
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that holds the lock until its standard input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
+    """A process that holds the lock until it ends."""
+    process = Stranger(tmp_path)
+    assert process.ask("hold") == ""
     yield process
-    process.communicate()
+    process.close()
 
 
 def test_another_process_that_holds_it_is_named(tmp_path, holder):
@@ -49,13 +103,13 @@ def test_another_process_that_holds_it_is_named(tmp_path, holder):
 
 
 def test_it_is_free_when_its_process_ended(tmp_path, holder):
-    holder.communicate("")
+    holder.end()
     RunLock(tmp_path).release()
 
 
 def test_it_is_free_when_its_process_was_killed(tmp_path, holder):
-    holder.send_signal(signal.SIGKILL)
-    holder.communicate()
+    holder.kill()
+    holder.wait()
     RunLock(tmp_path).release()
 
 
@@ -185,18 +239,12 @@ def forked():
         os.waitpid(child, 0)
 
 
-def refused_by_another_process(directory):
-    code = "import sys; from pathlib import Path; from emrun.storage.lock import RunLock; RunLock(Path(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=False)
-    return done.stderr.splitlines()[-1] if done.returncode else None
-
-
-def test_reading_the_lock_file_does_not_free_it(tmp_path):
+def test_reading_the_lock_file_does_not_free_it(tmp_path, stranger):
     lock = RunLock(tmp_path)
     (tmp_path / ".lock").read_bytes()
-    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    assert f"in use by process {os.getpid()} on " in stranger.ask("try")
     lock.release()
-    assert refused_by_another_process(tmp_path) is None
+    assert stranger.ask("try") == ""
 
 
 def test_a_forked_child_has_no_descriptor_of_it(tmp_path, forked):
@@ -234,19 +282,19 @@ def test_a_child_that_is_forked_while_it_is_opened_has_no_descriptor_of_it(tmp_p
     lock.release()
 
 
-def test_releasing_frees_it_when_a_child_that_python_does_not_know_of_has_a_copy(tmp_path):
+def test_releasing_frees_it_when_a_child_that_python_does_not_know_of_has_a_copy(tmp_path, stranger):
     lock, libc = RunLock(tmp_path), ctypes.CDLL(None)
     child = libc.fork()
     if child == 0:
         libc.pause()
     lock.release()
-    refused = refused_by_another_process(tmp_path)
+    refused = stranger.ask("try")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert refused is None
+    assert refused == ""
 
 
-def test_a_forked_child_that_ends_frees_nothing(tmp_path):
+def test_a_forked_child_that_ends_frees_nothing(tmp_path, stranger):
     lock = RunLock(tmp_path)
     child = os.fork()
     if child == 0:
@@ -254,7 +302,7 @@ def test_a_forked_child_that_ends_frees_nothing(tmp_path):
         os._exit(0)
     os.waitpid(child, 0)
     assert json.loads((tmp_path / ".owner.json").read_text())["pid"] == os.getpid()
-    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    assert f"in use by process {os.getpid()} on " in stranger.ask("try")
     lock.release()
 
 
@@ -277,7 +325,7 @@ def test_a_run_whose_lock_file_was_deleted_is_refused_while_its_owner_lives(tmp_
     for _ in range(2):
         with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on .* was deleted"):
             RunLock(tmp_path)
-    holder.send_signal(signal.SIGKILL)
+    holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # a zombie does not write
     RunLock(tmp_path).release()
 
@@ -350,8 +398,7 @@ def test_a_forked_child_may_evaluate_which_takes_no_lock(tmp_path):
 @pytest.mark.parametrize(
     "number", thinned([errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP], [errno.EINVAL]), ids=errno.errorcode.get
 )
-def test_a_record_lock_is_used_where_there_are_no_locks_of_open_files(tmp_path, holder, monkeypatch, number):
-    holder.communicate("")
+def test_a_record_lock_is_used_where_there_are_no_locks_of_open_files(tmp_path, stranger, monkeypatch, number):
     real = fcntl.fcntl
 
     def without(descriptor, command, argument=0):
@@ -361,7 +408,7 @@ def test_a_record_lock_is_used_where_there_are_no_locks_of_open_files(tmp_path, 
 
     monkeypatch.setattr(fcntl, "fcntl", without)
     lock = RunLock(tmp_path)
-    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    assert f"in use by process {os.getpid()} on " in stranger.ask("try")
     lock.release()
     RunLock(tmp_path).release()
 
@@ -376,7 +423,7 @@ def test_who_writes_a_run_is_seen_without_taking_or_changing_its_lock(tmp_path, 
     (tmp_path / ".lock").unlink()
     assert writer_of(tmp_path) == f"process {holder.pid} on {socket.gethostname()}"
     holder.kill()
-    holder.communicate()
+    holder.wait()
     assert writer_of(tmp_path) is None
     assert last_writer_elsewhere(tmp_path) is None
 
