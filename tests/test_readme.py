@@ -201,12 +201,12 @@ def test_every_command_and_transcript_of_the_readme_works(tmp_path, shell):
     place = shutil.copytree(SAMPLES, tmp_path / "emrun" / "sample_configs").parent
     (block,) = blocks(README, "sh")
     for line in block["text"].splitlines():
-        status, output = shell(SET_UP.get(line, line), place)
+        status, output = shell(SET_UP.get(line, line), place, here=True)
         assert status == 0, output
         if moved := re.search(r"\bcd (\w+)", line):
             place = place / moved[1]
     quick, slow = blocks(README, "console")
-    check_transcript("README.md", quick, lambda line: shell(line, place)[1])
+    check_transcript("README.md", quick, lambda line: shell(line, place, here=True)[1])
     assert slow["info"] == "slow"
     (tumours,) = place.glob("log/tumours_*")
     assert best_accuracy(tumours) > 0.9
