@@ -42,12 +42,17 @@ COSTLY = [
 ]
 """The pages whose commands only `make campaign` runs."""
 SHORTER = {
+    "emrun resume long hooks.StopAfter.iterations=200": "hooks.StopAfter.iterations=60",
     "emrun train chats.yaml --output-dir run": "vars.epochs=1",
     "emrun train config.yaml": "hooks.StopAfter.epochs=1",
+    "emrun train config.yaml --output-dir long hooks.StopAfter.iterations=100": "hooks.StopAfter.iterations=30",
     "emrun train fruit.yaml --output-dir run": "vars.epochs=1",
     "emrun train load.yaml --output-dir run": "vars.epochs=1",
     "emrun train parts.yaml --output-dir run": "vars.epochs=1",
     "emrun train reviews.yaml --output-dir run": "vars.epochs=1",
+    "emrun train sample_configs/digits_mlp.yaml model.optimizer.lr=0.01 hooks.StopAfter.epochs=3": (
+        "main_loop.fixed_epoch_size=8"
+    ),
     "emrun train wine.yaml --output-dir run": "vars.epochs=1",
 }
 """A command of docs/start -> the override with which `make test` runs it."""
