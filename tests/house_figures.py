@@ -9,6 +9,7 @@ which says why.
 """
 
 import ast
+import functools
 import inspect
 import sys
 from pathlib import Path
@@ -48,9 +49,32 @@ FILES = {"emrun": 17, "emrun/base": 21, "emrun/config": 21}
 MANY = ("emrun/cli", "emrun/models", "emrun/loop", "hooks", "datasets")
 
 
+@functools.cache
+def read(text):
+    """Return how many nodes the syntax tree of a file has, and the names of all that it imports, and at its top.
+
+    Each file is parsed once for all tests; their copies of files have mostly the same texts.
+    """
+    tree = ast.parse(text)
+    count, statements = 0, []
+    for node in ast.walk(tree):
+        count += 1
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            statements.append(node)
+    return count, frozenset(imported_by(statements)), frozenset(imported_by(tree.body))
+
+
+def imported_by(nodes):
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module
+
+
 def nodes_in(text):
-    """Return how many nodes the syntax tree of a file has."""
-    return sum(1 for _ in ast.walk(ast.parse(text)))
+    return read(text)[0]
 
 
 def sources(root):

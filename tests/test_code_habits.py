@@ -118,10 +118,10 @@ def test_each_place_is_found_once_and_with_its_line():
 
 
 def test_the_script_prints_the_places_of_a_rule():
-    rooms = code_habits.counted(["emrun/loop", "emrun/streams"])
-    command = [sys.executable, "tests/code_habits.py", "--list", "R10", "emrun/loop", "emrun/streams"]
+    rooms = code_habits.counted(["emrun/launch", "emrun/ranks"])
+    command = [sys.executable, "tests/code_habits.py", "--list", "R10", "emrun/launch", "emrun/ranks"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    places = [place for room in ("emrun/loop", "emrun/streams") for place in rooms.get(room, {}).get("R10", ())]
+    places = [place for room in ("emrun/launch", "emrun/ranks") for place in rooms.get(room, {}).get("R10", ())]
     assert re.findall(r"^\S+:\d+$", printed, re.MULTILINE) == places
     assert f"R10: {len(places)}" in printed.splitlines()[-1]
 

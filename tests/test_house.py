@@ -1,7 +1,6 @@
 """The structure of the code: imports go one way, the help imports little, the packages of the wheel are the folders."""
 
 import ast
-import functools
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from house_figures import read
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
@@ -80,35 +80,8 @@ def house(root):
 
 def imports_of(path, with_late=True):
     """Return the modules that a file imports, including imports for type checkers only."""
-    everywhere, at_the_top = imports_in(path.read_text(encoding="utf-8"))
+    _, everywhere, at_the_top = read(path.read_text(encoding="utf-8"))
     return everywhere if with_late else at_the_top
-
-
-@functools.cache
-def imports_in(text):
-    """Return the modules that a text imports, and those that it imports outside of functions, classes and conditions.
-
-    The copies that tests change have mostly the same texts.
-    """
-    tree = ast.parse(text)
-    return frozenset(imported_by(statements(tree))), frozenset(imported_by(tree.body))
-
-
-def statements(node):
-    """Yield the statements in a node; an expression has none."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield child
-            yield from statements(child)
-
-
-def imported_by(nodes):
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            yield node.module
 
 
 def imports_within(root):

@@ -12,12 +12,13 @@ def night():
     return runpy.run_path(str(SAMPLES / "night" / "night.py"))
 
 
-def test_a_night_runs_to_its_end(night, emrun, tmp_path):
+def test_a_night_runs_to_its_end(night, emrun, emrun_here, tmp_path):
     (tmp_path / "config.yaml").write_text((SAMPLES / "night" / "config.yaml").read_text())
     called = []
 
     def run(*arguments):
-        done = emrun(*arguments, "--json", cwd=tmp_path)
+        command = emrun if arguments[0] == "compare" else emrun_here  # a comparison forks its trainings
+        done = command(*arguments, "--json", cwd=tmp_path)
         called.append(arguments[0])
         return json.loads(done.stdout)
 

@@ -42,12 +42,17 @@ COSTLY = [
 ]
 """The pages whose commands only `make campaign` runs."""
 SHORTER = {
+    "emrun resume long hooks.StopAfter.iterations=200": "hooks.StopAfter.iterations=60",
     "emrun train chats.yaml --output-dir run": "vars.epochs=1",
     "emrun train config.yaml": "hooks.StopAfter.epochs=1",
+    "emrun train config.yaml --output-dir long hooks.StopAfter.iterations=100": "hooks.StopAfter.iterations=30",
     "emrun train fruit.yaml --output-dir run": "vars.epochs=1",
     "emrun train load.yaml --output-dir run": "vars.epochs=1",
     "emrun train parts.yaml --output-dir run": "vars.epochs=1",
     "emrun train reviews.yaml --output-dir run": "vars.epochs=1",
+    "emrun train sample_configs/digits_mlp.yaml model.optimizer.lr=0.01 hooks.StopAfter.epochs=3": (
+        "main_loop.fixed_epoch_size=8"
+    ),
     "emrun train wine.yaml --output-dir run": "vars.epochs=1",
 }
 """A command of docs/start -> the override with which `make test` runs it."""
@@ -201,12 +206,12 @@ def test_every_command_and_transcript_of_the_readme_works(tmp_path, shell):
     place = shutil.copytree(SAMPLES, tmp_path / "emrun" / "sample_configs").parent
     (block,) = blocks(README, "sh")
     for line in block["text"].splitlines():
-        status, output = shell(SET_UP.get(line, line), place)
+        status, output = shell(SET_UP.get(line, line), place, here=True)
         assert status == 0, output
         if moved := re.search(r"\bcd (\w+)", line):
             place = place / moved[1]
     quick, slow = blocks(README, "console")
-    check_transcript("README.md", quick, lambda line: shell(line, place)[1])
+    check_transcript("README.md", quick, lambda line: shell(line, place, here=True)[1])
     assert slow["info"] == "slow"
     (tumours,) = place.glob("log/tumours_*")
     assert best_accuracy(tumours) > 0.9

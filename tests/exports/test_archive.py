@@ -355,7 +355,7 @@ OF_MINE = {
 }
 
 
-def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(emrun_here, tmp_path):
+def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(emrun, emrun_here, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     for name, text in CODE.items():
@@ -377,7 +377,7 @@ def test_an_archive_is_unpacked_elsewhere_verified_and_resumed_to_the_same_bits(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "resume it with: emrun resume got"
     assert "emrun init DIR --from ../a.zip" in made.stdout
-    done = emrun_here("verify-run", "-q", "got", cwd=place)
+    done = emrun("verify-run", "-q", "got", cwd=place)  # which forks there, and begins two new Pythons from here
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("to the last bit") == 2
     done = emrun_here("resume", "-q", "got", "--checkpoint", "epoch-1", cwd=place)

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from campaign import thinned
+from exports.forked import let_fork
 from samples import SAMPLES, SMALL_GPT, own_modules
 
 import emrun
@@ -165,11 +166,13 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def several(trained, tmp_path_factory):
+def several(trained, tmp_path_factory, warm):
     """A run of `Several`, and its export as a program of `torch.export`."""
     run = trained("Several", inputs=SCALED)
     place = tmp_path_factory.mktemp("several") / "new" / "folder"
-    return run, emrun.export(run, to="torch-export", output=place, license="mit")
+    with pytest.MonkeyPatch.context() as patch:
+        let_fork(patch, warm)
+        return run, emrun.export(run, to="torch-export", output=place, license="mit")
 
 
 def test_a_program_has_the_scaling_inside_and_neither_the_labels_nor_the_loss(several):

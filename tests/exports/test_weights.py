@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from campaign import thinned
+from exports.forked import let_fork
 from safetensors.torch import load_file
 from training.tiny import CONFIG, trained
 
@@ -94,14 +95,20 @@ def run_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
+    ("name", "where", "forks"),
     thinned(
-        [("Tied", "without emrun"), ("InHalf", "without emrun"), ("Parametrized", "in this process")],
-        [("Tied", "without emrun"), ("Parametrized", "in this process")],
+        [
+            *(("Tied", "without emrun", forks) for forks in (True, False)),
+            ("InHalf", "without emrun", False),
+            ("Parametrized", "in this process", True),
+        ],
+        [("Tied", "without emrun", True), ("Parametrized", "in this process", True)],
     ),
 )
-def test_weights_are_loaded_strictly_into_their_class(run_of, tmp_path, name, where):
+def test_weights_are_loaded_strictly_into_their_class(run_of, tmp_path, monkeypatch, warm, name, where, forks):
     run = run_of(name)
+    if forks:
+        let_fork(monkeypatch, warm)
     made = emrun.export(run, to="safetensors", output=tmp_path / "out", license="mit")
     assert made.files == ["model.safetensors", "export.json", "README.md"]
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
