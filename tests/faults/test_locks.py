@@ -110,7 +110,7 @@ def begin_and_wait(write):
     os._exit(0)
 """
 
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "main_loop.report=true")
 AGAIN = {"resume": ("resume", "-q", "run"), "auto-resume": (*TRAIN, "--auto-resume")}
 NAMES = ("latest", "best")
 

@@ -23,7 +23,7 @@ from emrun.loop.interrupts import Interrupts
 from emrun.models.torch_model import TorchModel
 
 EMRUN = str(Path(sys.executable).with_name("emrun"))
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "main_loop.report=true")
 WHERE = ("import", "batch", "save", "evaluation", "hook")
 NAMES = ("latest", "best")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

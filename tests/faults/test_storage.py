@@ -20,7 +20,7 @@ from pathlib import Path
 import memory
 import pytest
 
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "main_loop.report=true")
 NOBODY = 65534
 
 
