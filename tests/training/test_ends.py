@@ -27,7 +27,7 @@ WATCHING = [HOOKS[1], *HOOKS[-2:]]
 # the limit, that of a longer run, the batches of an epoch -> the epoch that is measured at the end, and whether the
 # limit was reached with the last batch of the epoch; a pass has five batches
 LIMITS = {
-    "epochs": ({"epochs": 3}, {"epochs": 5}, None, 3, True),
+    "epochs": ({"epochs": 1}, {"epochs": 3}, None, 1, True),
     "updates in an epoch": ({"updates": 7}, {"updates": 14}, None, 2, False),
     "updates at the end of a pass": ({"updates": 10}, {"updates": 14}, None, 2, True),
     "updates at the end of a fixed size": ({"updates": 9}, {"updates": 13}, 3, 3, True),
