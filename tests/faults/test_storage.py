@@ -68,6 +68,7 @@ def check_end(done, *words):
     assert any(word in first for word in words), first
 
 
+@pytest.mark.campaign  # tests/cli/test_train.py has a full disk, the last test here what goes on behind such an end
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("the disk is full")
 def test_a_full_disk_is_told_and_the_checkpoint_before_goes_on(project, small_disk, small, expected, trials):
