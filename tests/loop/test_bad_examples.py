@@ -138,7 +138,7 @@ class Noted(AbstractHook):
 def of_images(pictures, policy="warn"):
     join()
     torch.manual_seed(0)
-    data = ImageFolder(pictures, batch_size=40, size=4, mode="L", on_bad_example=policy)
+    data = ImageFolder(pictures, batch_size=40, mode="L", on_bad_example=policy)
     model, noted = TorchModel(Gray(), optimizer=SGD), Noted()
     hooks = [ComputeStats({"loss": ["mean", "count"]}), noted, StopAfter(epochs=1)]
     loop = MainLoop(model, data, hooks, seed=1, on_bad_example=policy)

@@ -217,6 +217,7 @@ def trained_and_evaluated(config, directory, hook):
 
 def test_a_run_with_everything_that_is_interrupted_is_that_of_one_process_and_evaluated_on_ranks(project):
     config = init_from_file(with_everything(updates=4), project)
+    config["model"]["optimizer"] |= {"foreach": True}  # torch plans each operation once for all weights
     trained(config, project / "one")
     expected = result_of(project / "one")
     assert sum(line["train"].get("skipped_updates", 0) for line in expected[0] if "train" in line) >= 1
