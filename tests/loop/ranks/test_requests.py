@@ -84,9 +84,9 @@ OF_TWO = {
     "on one at the end": lambda: ended(OneEpoch(), batches=BATCHES[:20]),
     "on rank 0": lambda: ended(Wishes(5, terminate), StopAfter(epochs=1)),
     "evaluation": lambda: ended(
-        Wishes(5, terminate), OnEveryRank(6, evaluate), StopAfter(epochs=1), batches=BATCHES[:40]
+        Wishes(5, terminate), OnEveryRank(6, evaluate), StopAfter(epochs=1), batches=BATCHES[:20]
     ),
-    "near the end": lambda: ended(Wishes(40, terminate), StopAfter(epochs=9), batches=BATCHES[:40]),
+    "near the end": lambda: ended(Wishes(10, terminate), StopAfter(epochs=9), batches=BATCHES[:10]),
     "seconds": lambda: ended(StopAfter(minutes=1e-9)),
     "watcher": calls_of_a_watcher,
 }
@@ -142,7 +142,7 @@ def test_an_evaluation_by_hand_does_not_drop_a_wish(of_two):
 
 
 def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end(of_two):
-    assert [each[:3] for each in of_two["near the end"]] == [(40, "finished", "enough")] * 2
+    assert [each[:3] for each in of_two["near the end"]] == [(10, "finished", "enough")] * 2
 
 
 def ended_by(number):
