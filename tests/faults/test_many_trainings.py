@@ -34,6 +34,7 @@ def set_in_the_process():
     return handlers, list(logging.getLogger().handlers)
 
 
+@pytest.mark.campaign  # tests/training/test_create.py has one that fails and one that does not
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("200 trainings in one process")
 def test_no_training_leaves_anything_in_its_process_after_the_first_few(tmp_path, small, trials, patient):
