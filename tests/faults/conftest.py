@@ -27,6 +27,7 @@ from types import SimpleNamespace
 
 import pytest
 from campaign import TIMES
+from warm import compile_templates
 
 from emrun import AbstractHook, create_model, create_training, resume_training
 from emrun.cli import main
@@ -129,7 +130,7 @@ CONFIG = {
         "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
         "optimizer": {"class": "Adam", "lr": 0.05},
     },
-    "main_loop": {"extra_streams": ["valid"], "buffer": 2, "fixed_epoch_size": 5},
+    "main_loop": {"extra_streams": ["valid"], "buffer": 2, "fixed_epoch_size": 5, "report": False},
     "hooks": [
         {"ComputeStats": {"variables": ["loss"]}},
         "SaveBest",
@@ -137,6 +138,10 @@ CONFIG = {
         {"StopAfter": {"epochs": 3}},
     ],
 }
+
+"""A run without a page, the dearest file of a short run; `PAGE` is for tests whose fault may meet its writing."""
+
+PAGE = "main_loop.report=true"
 
 
 class SaveOften(AbstractHook):
@@ -152,7 +157,7 @@ def start_or_resume(directory, epochs=3):
     if (directory / "config.yaml").exists():
         training = resume_training(directory)
     else:
-        longer = [f"hooks.StopAfter.epochs={epochs}", "main_loop.extra_streams=[{valid: 2 epochs}]"]
+        longer = [f"hooks.StopAfter.epochs={epochs}", "main_loop.extra_streams=[{valid: 2 epochs}]", PAGE]
         training = create_training(CONFIG, output_dir=directory, overrides=longer)
     if training is None:
         return
@@ -246,8 +251,9 @@ def result_of_ranks(directory):
 
 @pytest.fixture(scope="session")
 def warm():
-    """Do once what costs each child a second: torch imports many modules for its first optimizer."""
+    """Do once what costs each child a second: torch imports many modules for its first optimizer; the page of a run."""
     create_model(CONFIG)
+    compile_templates()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "Unimported", lambda: SOURCES)
         plan.check_statically(load_config(CONFIG), evaluations=True)

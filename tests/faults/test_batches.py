@@ -66,7 +66,7 @@ def test_a_wrong_batch_is_told_with_names_and_lengths_before_it_updates_anything
     (project / "wrong.py").write_text(MODULE)
     for number, trial in enumerate(trials(CASES, small=FEW)):
         kind, bad, at, policy = trial.case
-        loop = {"extra_streams": ["valid"], "buffer": 2, "skip_zeroth_epoch": True}
+        loop = {"extra_streams": ["valid"], "buffer": 2, "skip_zeroth_epoch": True, "report": False}
         loop |= {"on_empty_batch": policy} if kind == "empty" else {}
         loop |= {"on_unused_sources": policy} if kind == "unused" else {}
         config = {**small.config, "dataset": {"class": "wrong.Data", "bad": bad, "at": at}, "main_loop": loop}

@@ -49,7 +49,7 @@ def turn_clock(of):
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a clock set back, jumping, changing to summer time")
 def test_a_clock_that_cannot_be_trusted_changes_nothing(project, small, expected, trials):
-    train = ("train", "-q", "config.yaml", "--output-dir", "run")
+    train = ("train", "-q", "config.yaml", "--output-dir", "run", "main_loop.report=true")
     for trial in trials(TURNS.items(), small=3):
         _, of = trial.case
         for name in ("run", "log"):

@@ -218,7 +218,7 @@ def one_edit(name, generator):
     return name[:at] + ("", letter + name[at], letter)[kind] + name[at + 1 :]
 
 
-@pytest.mark.parametrize(("edits", "step", "least"), thinned([(1, 8, 35), (1, 1, 70), (6, 1, 420)], [(1, 8, 35)]))
+@pytest.mark.parametrize(("edits", "step", "least"), thinned([(1, 16, 20), (1, 1, 70), (6, 1, 420)], [(1, 16, 20)]))
 def test_a_misspelt_name_is_reported_at_its_line_and_nearly_always_with_the_right_one(edits, step, least):
     """Each edit of a name leaves out, adds or replaces a letter, or swaps two; `step` tells which names are tried."""
     generator = random.Random("typos")

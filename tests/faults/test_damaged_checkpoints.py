@@ -3,6 +3,7 @@
 Taken out once by hand, the comparison of files with the manifest made this fail.
 """
 
+import functools
 import json
 import logging
 import shutil
@@ -71,17 +72,22 @@ def go_on(directory):
 
 @pytest.fixture(scope="module")
 def trained_runs(small, tmp_path_factory):
-    """Return a run with two checkpoints, and the result of going on from either."""
+    """Return a run with two checkpoints, and a function that returns the result of going on from either."""
     place = tmp_path_factory.mktemp("trained")
     assert small.forked(small.start_or_resume, place / "run") == 0
-    shutil.copytree(place / "run", place / "straight", symlinks=True)
-    assert small.forked(go_on, place / "straight") == 0
-    return place / "run", small.result(place / "straight", ("latest", "best"))
+
+    @functools.cache
+    def expected():
+        shutil.copytree(place / "run", place / "straight", symlinks=True)
+        assert small.forked(go_on, place / "straight") == 0
+        return small.result(place / "straight", ("latest", "best"))
+
+    return place / "run", expected
 
 
 @pytest.fixture
 def runs(tmp_path, trained_runs):
-    """Return a copy of the run, to be damaged, and the result."""
+    """Return a copy of the run, to be damaged, and the function."""
     directory, result = trained_runs
     return shutil.copytree(directory, tmp_path / "run", symlinks=True), result
 
@@ -116,7 +122,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(
             training.main_loop.run.release()
             if trial.random.random() < 0.1:
                 assert small.forked(go_on, copy) == 0
-                assert small.result(copy, ("latest", "best")) == expected
+                assert small.result(copy, ("latest", "best")) == expected()
 
 
 def _refuses_another_model(newest, copy, trial):

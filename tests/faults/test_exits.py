@@ -159,6 +159,11 @@ CASES = [
     *((place, how, "replay", {}) for place in ("model", "after_batch") for how in ("0", "own")),
 ]  # fmt: skip
 
+FEW = [
+    ("dataset", "click", "resume", {}), ("import", "0", "train", {}), ("module", "generator", "train", {}),
+    ("after_epoch", "0", "train", {}), ("dataset", "eof", "train", {}), ("valid", "0", "dataset stream_info", {}),
+]  # fmt: skip
+
 
 def module(where="no", how="0"):
     text = MODULE.replace('WHERE, HOW = "no", "0"', f"WHERE, HOW = {where!r}, {how!r}")
@@ -173,7 +178,7 @@ def test_an_exit_in_the_code_of_a_user_is_its_failure(project, small, trials):
     config["model"]["module"] = {"class": "mine.Net"}
     config["model"]["loss"] = {"import": "mine.loss", "inputs": ["logit", "y"]}
     config["hooks"] += ["mine.Hook", "mine.Witness"]
-    for number, trial in enumerate(trials(CASES, small=6)):
+    for number, trial in enumerate(trials(CASES, small=FEW)):
         place, how, command, reading = trial.case
         said = {**KINDS, **CLICK}[how]
         run = project / f"run{number}"

@@ -9,12 +9,11 @@ from time import perf_counter
 
 import pytest
 
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.campaign) for part in (1, 2, 3))]
 
-
+@pytest.mark.campaign  # tests/training/test_mechanics.py has kills after some batches, test_power_loss.py between them
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("kill -9 at random moments, resumed until done", share=8)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", range(4))
 def test_kills_at_random_moments_change_nothing(tmp_path, small, trials, part):
     began = perf_counter()
     assert small.forked(small.start_or_resume, tmp_path / "straight") == 0

@@ -110,7 +110,7 @@ def begin_and_wait(write):
     os._exit(0)
 """
 
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "main_loop.report=true")
 AGAIN = {"resume": ("resume", "-q", "run"), "auto-resume": (*TRAIN, "--auto-resume")}
 NAMES = ("latest", "best")
 
@@ -217,6 +217,7 @@ def test_a_run_whose_hook_reads_its_directory_is_not_entered(project, small, exp
             assert small.result(project / "run", NAMES) == expected
 
 
+@pytest.mark.campaign  # tests/storage/test_lock.py has such a lock file
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("the lock file is deleted, and others start in the run")
 def test_a_run_whose_lock_file_is_deleted_is_not_entered_while_its_process_lives(project, small, expected, trials):

@@ -34,12 +34,14 @@ def set_in_the_process():
     return handlers, list(logging.getLogger().handlers)
 
 
+@pytest.mark.campaign  # tests/training/test_create.py has one that fails and one that does not
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("200 trainings in one process")
 def test_no_training_leaves_anything_in_its_process_after_the_first_few(tmp_path, small, trials, patient):
     expected = None
     for number, trial in enumerate(trials(range(200), small=4, together=True)):
-        training = create_training(small.config, output_dir=tmp_path / "run", overrides=["hooks.StopAfter.epochs=1"])
+        changes = ["hooks.StopAfter.epochs=1", "main_loop.report=true"]
+        training = create_training(small.config, output_dir=tmp_path / "run", overrides=changes)
         if number % 3 == 2:
             training.model.run = None  # this one fails
             with pytest.raises(TypeError):

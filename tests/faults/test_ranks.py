@@ -34,6 +34,7 @@ def ranks_of(command):
     return sorted(found)
 
 
+@pytest.mark.campaign  # tests/cli/test_ranks.py has a rank that is killed, and a command
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list the children of a process")
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a random one of two or three ranks, or the command, is killed, and the run is resumed", share=6)
@@ -41,10 +42,10 @@ def ranks_of(command):
     ("size", "overrides"),
     [
         (2, []),
-        pytest.param(3, [], marks=pytest.mark.campaign),
-        pytest.param(2, SHARDED, marks=pytest.mark.campaign),
-        pytest.param(3, SHARDED, marks=pytest.mark.campaign),
-        pytest.param(2, [*SHARDED, "hooks.SaveEvery.every=1 updates"], marks=pytest.mark.campaign),
+        (3, []),
+        (2, SHARDED),
+        (3, SHARDED),
+        (2, [*SHARDED, "hooks.SaveEvery.every=1 updates"]),
     ],
     ids=["2", "3", "2 sharded", "3 sharded", "2 sharded, mostly in commits"],
 )
@@ -132,6 +133,7 @@ def links(process):
             found.append(os.readlink(each))
     return found
 '''
+LISTENING = "hooks: [parts.Listens, {StopAfter: {iterations: 2}}]"
 NEW_USER, NEW_NAME = 0x10000000, 0x04000000
 NO_NAMESPACE = 77
 
@@ -154,7 +156,7 @@ def named_elsewhere(size):
 )
 def test_ranks_listen_on_the_loopback_address_whatever_the_name_of_the_machine(tmp_path, small, words, processes):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS + LISTENS)
-    (tmp_path / "config.yaml").write_text(f"{SEVERAL}\nhooks: [parts.Listens, {{StopAfter: {{epochs: 1}}}}]")
+    (tmp_path / "config.yaml").write_text(f"{SEVERAL}\nmain_loop: {{report: false}}\n{LISTENING}")
     words = [words[0], "-q", "config.yaml", "--nproc", 2, *words[1:]]
     done = small.command(*words, cwd=tmp_path, prepare=partial(named_elsewhere, processes))
     if done.returncode == NO_NAMESPACE:

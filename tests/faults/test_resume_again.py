@@ -38,6 +38,7 @@ def stopped_at(number):
     TorchModel.run = counted
 
 
+@pytest.mark.campaign  # tests/cli/test_resume.py has another config, tests/training/test_resume.py most others
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run is resumed twice, when finished, with another config, with a shorter dataset")
 def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, finished_run, expected, trials):

@@ -173,6 +173,7 @@ def traces_of(text):
 def test_no_value_of_the_environment_is_written_or_printed(project, small, trials):
     (project / "mine.py").write_text(MODULE)
     config = json.loads((project / "config.yaml").read_text())
+    config["main_loop"]["report"] = True
 
     def begin():
         os.environ.update(EMRUN_TEST_TOKEN=SECRET, EMRUN_TEST_KEY=KEY)

@@ -16,14 +16,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from campaign import thinned
 from ruamel.yaml import YAML
 
 from emrun.loop.interrupts import Interrupts
 from emrun.models.torch_model import TorchModel
 
 EMRUN = str(Path(sys.executable).with_name("emrun"))
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "main_loop.report=true")
 WHERE = ("import", "batch", "save", "evaluation", "hook")
 NAMES = ("latest", "best")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -139,9 +138,10 @@ def checked_end(done, directory, sender):
         assert manifest["iteration"] == trace["iterations_done"]
 
 
+@pytest.mark.campaign  # tests/cli/test_train.py and tests/training/test_interrupts.py have signals after some batches
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("SIGINT and SIGTERM, once and twice, to the process and its group", share=2)
-@pytest.mark.parametrize("where", thinned(WHERE, ["batch"]))
+@pytest.mark.parametrize("where", WHERE)
 def test_a_signal_at_any_moment_ends_the_process_by_it_and_a_resume_ends_the_same(
     project, small, straight, trials, where
 ):

@@ -20,7 +20,7 @@ from pathlib import Path
 import memory
 import pytest
 
-TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
+TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "main_loop.report=true")
 NOBODY = 65534
 
 
@@ -68,6 +68,7 @@ def check_end(done, *words):
     assert any(word in first for word in words), first
 
 
+@pytest.mark.campaign  # tests/cli/test_train.py has a full disk, the last test here what goes on behind such an end
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("the disk is full")
 def test_a_full_disk_is_told_and_the_checkpoint_before_goes_on(project, small_disk, small, expected, trials):

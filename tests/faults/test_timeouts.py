@@ -49,6 +49,7 @@ def slow(path, code):
     io.open, os.open = opening, opening_low
 
 
+@pytest.mark.campaign  # tests/storage/checkpoints/test_manifest.py has a manifest that is not given in time
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a file of a run cannot be read in time")
 def test_a_timeout_of_reading_is_told_and_nothing_is_lost(project, small, finished_run, longer_run, trials):

@@ -75,7 +75,7 @@ def test_a_run_whose_directory_is_removed_says_so_with_status_74(project, small,
             shutil.rmtree(project / name, ignore_errors=True)
         with trial, trial.telling():
             done = small.command(
-                "train", "-q", "config.yaml", "--output-dir", "run", saving, cwd=project,
+                "train", "-q", "config.yaml", "--output-dir", "run", saving, "main_loop.report=true", cwd=project,
                 prepare=lambda what=what, at=at: removing(what, at),
             )  # fmt: skip
             assert "Traceback" not in done.stderr, done.stderr

@@ -88,7 +88,7 @@ CONFIG = {
     "seed": 3,
     "dataset": {"class": "parts_of_mixup.Data"},
     "model": {"module": {"class": "parts_of_mixup.Net"}, "optimizer": {"class": "SGD", "lr": 0.1}},
-    "main_loop": {"extra_streams": ["valid"]},
+    "main_loop": {"extra_streams": ["valid"], "report": False},
     "hooks": [
         {"ComputeStats": {"variables": ["loss"]}},
         {"parts_of_mixup.Mixup": {}},

@@ -50,8 +50,8 @@ def exchanged():
     }
 
 
-def test_three_ranks_exchange_values():
-    found = in_ranks(3, exchanged)
+def test_three_ranks_exchange_values(of_three):
+    found = of_three["values"]
     assert [each["rank"] for each in found] == [(rank, 3, rank, rank == 0, True, True) for rank in range(3)]
     assert [each["gathered"] for each in found] == [[0, 10, 20], [], []]
     for each in found:
@@ -83,19 +83,17 @@ def exchanged_in_all_ways(names):
     return [exchanged_by_name(how, names, SIZES[size]) for how, size in WAYS_AND_SIZES]
 
 
-def test_ranks_exchange_values_of_any_sizes_by_one_name():
-    of_ranks = in_ranks(2, exchanged_in_all_ways, ("Größe \N{SNOWMAN}",) * 2)
-    for (how, size), first, second in zip(WAYS_AND_SIZES, *of_ranks, strict=True):
+def test_ranks_exchange_values_of_any_sizes_by_one_name(of_two):
+    for (how, size), first, second in zip(WAYS_AND_SIZES, *of_two["sizes"], strict=True):
         values = SIZES[size]
         assert first == values[WAYS[how][0]] or first == [*values]
         assert second == ([] if how == "gathered" else first)
 
 
-def test_two_names_are_an_error_on_both_ranks_that_has_them():
-    names = ("state of the hooks", "run directory")
-    calls = {(how, size): partial(exchanged_by_name, how, names, SIZES[size]) for how, size in WAYS_AND_SIZES}
+def test_two_names_are_an_error_on_both_ranks_that_has_them(of_two):
     why = ": code that runs on some ranks only, or in another order there, calls what all ranks must call"
-    for way, found in all_in_ranks(2, calls, failing=calls).items():
+    for way in WAYS_AND_SIZES:
+        found = of_two["two names", *way]
         assert [each.kind for each in found] == ["DifferentRanks"] * 2, way
         assert [each.message for each in found] == [
             f"rank 1 is at 'run directory', this rank (0) at 'state of the hooks'{why}",
@@ -103,9 +101,9 @@ def test_two_names_are_an_error_on_both_ranks_that_has_them():
         ], way
 
 
-@pytest.mark.parametrize("how", thinned(WAYS, ["all_gathered"]))
-def test_one_rank_of_three_with_another_name_ends_all(how):
-    found = results_of(3, exchanged_by_name, how, ("one", "one", "two"), (1, 2, 3))
+@pytest.mark.parametrize("how", WAYS)
+def test_one_rank_of_three_with_another_name_ends_all(of_three, how):
+    found = of_three["another name", how]
     assert [each.kind for each in found] == ["DifferentRanks"] * 3
     assert [each.message.partition(":")[0] for each in found] == [
         "rank 2 is at 'two', this rank (0) at 'one'",
@@ -131,9 +129,9 @@ def ways(*of_ranks):
 EXCHANGES = ["is in the block", "from_first", "gathered", "all_gathered"]
 
 
-def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both():
-    calls = {how: partial(ways, how, "leaves the block") for how in EXCHANGES}
-    for how, found in all_in_ranks(2, calls, failing=calls).items():
+def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both(of_two):
+    for how in EXCHANGES:
+        found = of_two["left", how]
         assert [each.kind for each in found] == ["DifferentRanks"] * 2, how
         assert [each.message.partition(":")[0] for each in found] == [
             "rank 1 is at 'end of the block', this rank (0) at 'run directory'",
@@ -141,10 +139,9 @@ def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both():
         ], how
 
 
-def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchanges():
-    cases = itertools.product(EXCHANGES, (0, 1))
-    calls = {(how, failing): partial(ways, *([how, "fails"] if failing else ["fails", how])) for how, failing in cases}
-    for (how, failing), found in all_in_ranks(2, calls, failing=calls).items():
+def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchanges(of_two):
+    for how, failing in itertools.product(EXCHANGES, (0, 1)):
+        found = of_two["failed", how, failing]
         assert (found[failing].kind, found[failing].message) == ("UsageError", "mistake"), how
         assert (found[1 - failing].kind, found[1 - failing].message) == (
             "RankFailed",
@@ -152,9 +149,8 @@ def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchan
         ), how
 
 
-def test_a_failure_is_reported_rather_than_the_names_of_the_other_ranks():
-    found = results_of(3, ways, "is in the block", "leaves the block", "fails")
-    assert [each.kind for each in found] == ["RankFailed", "RankFailed", "UsageError"]
+def test_a_failure_is_reported_rather_than_the_names_of_the_other_ranks(of_three):
+    assert [each.kind for each in of_three["failed"]] == ["RankFailed", "RankFailed", "UsageError"]
 
 
 COLLECTIVES = {
@@ -166,7 +162,7 @@ COLLECTIVES = {
 
 def collectives():
     """Return way -> the collectives that an exchange calls."""
-    joined, calls = join(), []
+    joined, calls, patch = join(), [], pytest.MonkeyPatch()
     for name in ("all_gather", "gather"):
         original = getattr(torch.distributed, name)
 
@@ -174,17 +170,18 @@ def collectives():
             calls.append(_name)
             return _original(*arguments, **named)
 
-        setattr(torch.distributed, name, counted)
+        patch.setattr(torch.distributed, name, counted)
     found = {}
     for how in COLLECTIVES:
         getattr(joined, how)("value", joined.rank)
         found[how] = list(calls)
         calls.clear()
+    patch.undo()
     return found
 
 
-def test_a_name_costs_no_collective():
-    assert in_ranks(2, collectives) == [COLLECTIVES] * 2
+def test_a_name_costs_no_collective(of_two):
+    assert of_two["collectives"] == [COLLECTIVES] * 2
 
 
 # --- strangers, and ranks that end ------------------------------------------------------------------------------------
@@ -255,11 +252,12 @@ def in_step(failing):
     return "through"
 
 
-@pytest.mark.parametrize(
-    ("failing", "speaker"), thinned([((1,), 1), ((0,), 0), ((2, 1), 1), ((0, 1, 2), 0)], [((2, 1), 1)])
-)
-def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(failing, speaker):
-    found = results_of(3, in_step, failing)
+FAILING = {(1,): 1, (0,): 0, (2, 1): 1, (0, 1, 2): 0}
+
+
+@pytest.mark.parametrize(("failing", "speaker"), FAILING.items())
+def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(of_three, failing, speaker):
+    found = of_three["in step", failing]
     assert all(isinstance(each, Failed) for each in found)
     for rank, each in enumerate(found):
         if rank == speaker:
@@ -269,8 +267,8 @@ def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(failing
             assert each.message == f"rank {speaker} failed (UsageError: mistake {speaker})"
 
 
-def test_a_block_in_which_no_rank_fails():
-    assert in_ranks(2, in_step, ()) == ["through"] * 2
+def test_a_block_in_which_no_rank_fails(of_two):
+    assert of_two["in step"] == ["through"] * 2
 
 
 def status_of_another():
@@ -286,8 +284,38 @@ def status_of_another():
     return 0
 
 
-def test_the_error_about_another_rank_has_its_exit_status():
-    assert in_ranks(2, status_of_another) == [None, 2]
+def test_the_error_about_another_rank_has_its_exit_status(of_two):
+    assert of_two["status"] == [None, 2]
+
+
+def names_of_two():
+    """Return the calls of two ranks that may fail."""
+    names = ("state of the hooks", "run directory")
+    calls = {
+        ("two names", how, size): partial(exchanged_by_name, how, names, SIZES[size]) for how, size in WAYS_AND_SIZES
+    }
+    for how in EXCHANGES:
+        calls["left", how] = partial(ways, how, "leaves the block")
+        calls |= {("failed", how, 0): partial(ways, "fails", how), ("failed", how, 1): partial(ways, how, "fails")}
+    return calls
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    """Return what two ranks find in one pair of processes, which costs less than one for each test."""
+    sizes = partial(exchanged_in_all_ways, ("Größe \N{SNOWMAN}",) * 2)
+    calls = {"sizes": sizes, "in step": partial(in_step, ()), "status": status_of_another, "collectives": collectives}
+    failing = names_of_two()
+    return all_in_ranks(2, {**failing, **calls}, failing)
+
+
+@pytest.fixture(scope="module")
+def of_three():
+    """Return what three ranks find in one group of processes."""
+    failing = {("another name", how): partial(exchanged_by_name, how, ("one", "one", "two"), (1, 2, 3)) for how in WAYS}
+    failing |= {("in step", ranks): partial(in_step, ranks) for ranks in FAILING}
+    failing["failed"] = partial(ways, "is in the block", "leaves the block", "fails")
+    return all_in_ranks(3, {**failing, "values": exchanged}, failing)
 
 
 def ends_early(how):

@@ -1,9 +1,11 @@
 """A process that has imported PyTorch ends with all it has to say, and without taking its modules apart.
 
-An empty module stands for PyTorch, so that the processes start fast; the commands of other tests have PyTorch.
+An empty module stands for PyTorch, so that the processes start fast; the commands of other tests have PyTorch. They are
+forks of a process that has imported what all need, each of which ends as Python does.
 """
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -25,21 +27,51 @@ class Kept:
 
 write = sys.stdout.write
 """
+SERVER = """
+import json, os, sys
+
+for line in sys.stdin:
+    place, output, errors, code = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        os.chdir(place)
+        for number, file in ((0, os.devnull), (1, output), (2, errors)):
+            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+        os.closerange(3, 100)
+        sys.argv = ["-c"]
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    os._exit(0)
+del json, os, line, place, output, errors, number, file, pid
+exec(code)
+"""
 TORCH = "sys.modules['torch'] = types.ModuleType('torch')\n"
 RANK = "group._has_joined = True\n"
 APART = "kept = Kept('apart ')\n"
 
 
-@pytest.fixture
-def ended(tmp_path):
-    """Run code in a new Python process, which then ends with status 3."""
+@pytest.fixture(scope="module")
+def server():
+    """Return a process that forks others, which run code."""
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    words = [sys.executable, "-c", BEGIN + SERVER]
+    with subprocess.Popen(words, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
 
-    def run(code, begin=TORCH, output=subprocess.PIPE):
-        words = [sys.executable, "-c", f"{BEGIN}{begin}{code}\nend_process(3)\nsys.exit(3)"]
-        env = {**os.environ, "PYTHONUNBUFFERED": ""}
-        return subprocess.run(
-            words, cwd=tmp_path, env=env, text=True, stdout=output, stderr=subprocess.PIPE, check=False
-        )
+
+@pytest.fixture
+def ended(tmp_path, server):
+    """Run code in a Python process of its own, which then ends with status 3."""
+
+    def run(code, begin=TORCH, output=tmp_path / "output"):
+        errors = tmp_path / "errors"
+        code = f"{begin}{code}\nend_process(3)\nsys.exit(3)"
+        print(json.dumps([str(tmp_path), str(output), str(errors), code]), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        said = output.read_text() if output.is_file() else ""
+        return subprocess.CompletedProcess(code, status, said, errors.read_text())
 
     return run
 
@@ -114,15 +146,13 @@ def test_what_a_library_in_c_has_printed_is_there(ended):
 
 
 def test_output_that_cannot_be_written_is_an_error_as_python_has_it(ended):
-    with Path("/dev/full").open("w") as full:
-        done = ended("write('lost')", output=full)
+    done = ended("write('lost')", output=Path("/dev/full"))
     assert done.returncode == 120
     assert "No space left on device" in done.stderr
 
 
 def test_a_rank_whose_output_cannot_be_written_ends_with_its_status(ended):
-    with Path("/dev/full").open("w") as full:
-        assert ended("write('lost')", TORCH + RANK, output=full).returncode == 3
+    assert ended("write('lost')", TORCH + RANK, output=Path("/dev/full")).returncode == 3
 
 
 def test_the_last_status_counts(ended):

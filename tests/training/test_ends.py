@@ -27,7 +27,7 @@ WATCHING = [HOOKS[1], *HOOKS[-2:]]
 # the limit, that of a longer run, the batches of an epoch -> the epoch that is measured at the end, and whether the
 # limit was reached with the last batch of the epoch; a pass has five batches
 LIMITS = {
-    "epochs": ({"epochs": 3}, {"epochs": 5}, None, 3, True),
+    "epochs": ({"epochs": 1}, {"epochs": 3}, None, 1, True),
     "updates in an epoch": ({"updates": 7}, {"updates": 14}, None, 2, False),
     "updates at the end of a pass": ({"updates": 10}, {"updates": 14}, None, 2, True),
     "updates at the end of a fixed size": ({"updates": 9}, {"updates": 13}, 3, 3, True),
@@ -212,15 +212,15 @@ class AddsToTrain(AbstractHook):
 
 def test_a_hook_may_write_about_the_train_stream_at_the_end_which_is_not_recorded(project):
     hook = AddsToTrain()
-    run = trained(project / "run", {"epochs": 3}, {"valid": "2 epochs"}, None, hook)
+    run = trained(project / "run", {"epochs": 1}, {"valid": "2 epochs"}, None, hook)
     assert hook.seen[-1] == hook.seen[-2]  # of the last training epoch
     assert [list(each["streams"]) for each in lines(run)][-2:] == [["train"], ["valid"]]
-    assert lines(run)[-2]["streams"]["train"]["largest"] == 3
+    assert lines(run)[-2]["streams"]["train"]["largest"] == 1
 
 
 def test_a_process_that_only_measures_the_end_has_the_last_training_epoch_of_the_record(project):
     with pytest.raises(RuntimeError, match="no"):
-        trained(project / "run", {"epochs": 3}, {"valid": "2 epochs"}, None, AddsToTrain(), Fails())
+        trained(project / "run", {"epochs": 1}, {"valid": "2 epochs"}, None, AddsToTrain(), Fails())
     hook = AddsToTrain()
     resumed(project / "run", (), hook)
     assert hook.seen == [lines(project / "run")[-2]["streams"]["train"]["loss"]["mean"]]

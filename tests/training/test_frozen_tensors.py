@@ -37,7 +37,7 @@ def config_of(*hooks, epochs=3, **freeze):
     freeze = {"Freeze": {"match": r"^[01]\.", **freeze}}
     every = {"SaveEvery": {"every": "1 epochs", "keep": 20}}
     config["hooks"] = [*hooks, freeze, "ComputeStats", every, {"StopAfter": {"epochs": epochs}}]
-    config["main_loop"]["skip_zeroth_epoch"] = True
+    config["main_loop"] |= {"skip_zeroth_epoch": True, "report": False}
     return config
 
 

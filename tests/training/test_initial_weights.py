@@ -24,7 +24,7 @@ CONFIG = {
         "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
         "optimizer": {"class": "SGD", "lr": 0.5, "momentum": 0.9},
     },
-    "main_loop": {"extra_streams": ["valid"]},
+    "main_loop": {"extra_streams": ["valid"], "report": False},
     "hooks": ["ComputeStats", "SaveBest", {"StopAfter": {"epochs": 2}}],
 }
 FROM_FIRST = "model.init_from=first"

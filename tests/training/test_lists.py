@@ -127,7 +127,7 @@ CONFIG = {
         "optimizer": {"class": "Adam", "lr": 0.1},
         "device": "cpu",
     },
-    "main_loop": {"extra_streams": ["valid"], "buffer": 2},
+    "main_loop": {"extra_streams": ["valid"], "buffer": 2, "report": False},
     "hooks": ["ComputeStats", {"StopAfter": {"epochs": 2}}],
 }
 

@@ -216,8 +216,9 @@ TWICE = ("accumulate",)
 """What is also interrupted in an evaluation, then after a batch of the next epoch, in `make test`."""
 
 
-FEW = (*TWICE, "optimizer of two modes", "AverageWeights", "metric of a stream")
-"""What `make test` has alone; it has others in `PAIRS`, and schedules, groups, clipping and norms in their tests."""
+FEW = (*TWICE, "optimizer of two modes", "metric of a stream")
+"""What `make test` has alone; it has others in `PAIRS`, and schedules, groups, clipping, norms and averages in their
+tests."""
 
 
 @pytest.mark.whole
@@ -248,7 +249,10 @@ def test_a_checkpoint_by_a_signal_within_an_evaluation_that_has_other_weights(pr
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_in_a_pair(project, pair):
-    check(project, *pair, kills=KILLS[1:2], places=("an update",), hooks=FEW_HOOKS)
+    """One pair is killed, another is interrupted; in campaigns, all are both."""
+    is_killed = pair == PAIRS[0]
+    kills, places = (KILLS[1:2], ()) if is_killed else ((), ("an update",))
+    check(project, *pair, kills=kills, places=places, hooks=FEW_HOOKS)
 
 
 ALL_PAIRS = [
@@ -292,12 +296,13 @@ OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16
 """What several ranks can do."""
 
 
+@pytest.mark.campaign  # tests/cli/test_ranks.py has a rank that is killed, test_sharding.py an interruption of all
 @pytest.mark.timeout(600)  # each rank of each resume compiles again
 @pytest.mark.parametrize(
     ("name", "kills", "interrupts", "hooks"),
     [
         ("AverageWeights", KILLS[1:2], [], FEW_HOOKS),
-        *(pytest.param(name, KILLS, [(0, 13), (1, 5)], HOOKS, marks=pytest.mark.campaign) for name in OF_RANKS),
+        *((name, KILLS, [(0, 13), (1, 5)], HOOKS) for name in OF_RANKS),
     ],
 )
 def test_alone_on_two_ranks(project, name, kills, interrupts, hooks):

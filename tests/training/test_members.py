@@ -106,6 +106,7 @@ def train(config, directory, *overrides, epochs=1):
     overrides = [
         f"hooks=[ComputeStats, SaveBest, {{StopAfter: {{epochs: {epochs}}}}}]",
         "main_loop.extra_streams=[valid]",
+        "main_loop.report=false",
         *overrides,
     ]
     create_training(config, output_dir=directory, overrides=overrides).main_loop.run_training()

@@ -41,7 +41,7 @@ def linear(width, count, loss=CLASSIFIES, source="x", **more):
 def run_of(dataset, model, **more):
     """Train a run in the current directory for an epoch, and return its directory."""
     config = {"seed": 1, "dataset": dataset, "model": model, "hooks": [{"StopAfter": {"epochs": 1}}], **more}
-    training = create_training(config, output_dir="run")
+    training = create_training(config, output_dir="run", overrides=["main_loop.report=false"])
     assert training.main_loop.run_training().status == "finished"
     return Path("run")
 

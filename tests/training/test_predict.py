@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from campaign import thinned
-from conftest import EMRUN
 from here import run_here
 from samples import own_modules
 
@@ -92,12 +91,12 @@ hooks: [ComputeStats, hooks.Double, hooks.Fails, {StopAfter: {epochs: 1}}]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, warm):
+def finished(tmp_path_factory):
     """Return a directory with a finished run, its config and its modules; it is not changed."""
     place = tmp_path_factory.mktemp("finished")
     for name, text in (("data.py", DATA), ("hooks.py", HOOKS), ("config.yaml", CONFIG)):
         (place / name).write_text(text)
-    done = warm.run([str(EMRUN), "train", "-q", "config.yaml", "--output-dir", "run"], place, timeout=250)
+    done = run_here(["train", "-q", "config.yaml", "--output-dir", "run"], place)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -239,12 +238,12 @@ def test_a_label_that_forward_needs_is_answered_with_what_to_write(run, emrun_he
     assert emrun_here("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml").returncode == 0
 
 
-def test_a_prediction_that_is_killed_leaves_no_file(run, emrun, tmp_path):
+def test_a_prediction_that_is_killed_leaves_no_file(run, emrun, emrun_here, tmp_path):
     done = emrun("predict", "run", "killed", "-o", "p.csv")
     assert done.returncode == -9
     assert not (tmp_path / "p.csv").exists()
     (left,) = [path for path in tmp_path.iterdir() if path.name.startswith(".p.csv")]
-    assert emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv").returncode == 0  # it is in nobody's way
+    assert emrun_here("predict", "-q", "run", "unlabelled", "-o", "p.csv").returncode == 0  # it is in nobody's way
     assert left.exists()
 
 

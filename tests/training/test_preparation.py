@@ -50,7 +50,7 @@ def config(tmp_path, monkeypatch):
         "seed": 0,
         "dataset": {**dataset, "split": FORM, "batch_size": 8},
         "model": MODEL,
-        "main_loop": {"extra_streams": ["valid"]},
+        "main_loop": {"extra_streams": ["valid"], "report": False},
         "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}],
     }
 

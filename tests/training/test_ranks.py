@@ -294,17 +294,17 @@ VARIANTS = {
 }
 
 
-FEW = ("accumulate with synchronised BatchNorm",)
+FEW = [("accumulate with synchronised BatchNorm", 2)]
 
 
-@pytest.mark.parametrize("name", thinned(VARIANTS, FEW))
-def test_every_number_of_ranks_trains_on_the_same_batches_with_the_same_results(project, name):
+@pytest.mark.parametrize(("name", "size"), thinned([*FEW, *((name, 3) for name in VARIANTS)], FEW))
+def test_every_number_of_ranks_trains_on_the_same_batches_with_the_same_results(project, name, size):
     if "metrics" in name:
         pytest.importorskip("torchmetrics")
     config = config_of(**VARIANTS[name])
     rows, *_ = trained(config, project / "one")
     expected = result_of(project / "one")
-    found = in_ranks(3, trained, config, project / "run")
+    found = in_ranks(size, trained, config, project / "run")
     for number, (whole, count) in enumerate(rows):
         shares = [each[0][number] for each in found]
         assert [row for share, own in shares for row in share[:own]] == whole
@@ -370,13 +370,17 @@ def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_o
     assert_same(result_of(project / "straight"), result_of(project / "run"))
 
 
-@pytest.mark.parametrize(("before", "after"), thinned([(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)], [(1, 2)]))
-def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, before, after):
-    pytest.importorskip("torchmetrics")
-    metrics = {
-        "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
-    }
-    config = config_of(model__metrics=metrics)
+SIZES = [(1, 2), (2, 3), (3, 2), (4, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "metrics"),
+    thinned([(1, 2, {}), *((*sizes, VARIANTS["whole-stream metrics"]) for sizes in SIZES)], [(1, 2, {})]),
+)
+def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, before, after, metrics):
+    if metrics:
+        pytest.importorskip("torchmetrics")  # whose import is dearer than the ranks
+    config = config_of(model__metrics=metrics.get("model__metrics", {}))
     config["hooks"][0] = {"ComputeStats": {"variables": [{"loss": ["mean", "std", "median"]}]}}
     trained(config, project / "straight")
     in_ranks(before, trained, config, project / "run", Rows(7, signal.SIGTERM))

@@ -1,7 +1,6 @@
 """EarlyStopping, OnPlateau and SaveBest over a resume: they count, end and save as in the uninterrupted run."""
 
 import pytest
-from campaign import thinned
 from training.resuming import Interrupt, config_of, interrupted, result, resumed, train_with
 
 from emrun import resume_training
@@ -39,9 +38,10 @@ CASES = [  # an epoch has five iterations; the run is interrupted between epochs
 ]
 
 
+@pytest.mark.campaign  # the tests of these hooks in tests/hooks have a resume each
 @pytest.mark.parametrize(
     ("stop", "values", "streams", "epochs", "best"),
-    thinned(CASES, CASES[1:2]),
+    CASES,
     ids=["ties", "NaN", "every second epoch", "not before an epoch", "not before an update", "threshold"],
 )
 def test_patience_and_the_best_few_over_resumes_are_those_of_the_uninterrupted_run(

@@ -89,15 +89,19 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def of_three():
-    """Return what hooks get on three ranks."""
-    return all_in_ranks(3, {"notes": lambda: noted(Notes), "statistics": statistics, "count": counted})
+def of_two():
+    """Return what hooks get on two ranks, or the errors of the last calls."""
+    few = [{name: values[:1] for name, values in batch.items()} for batch in BATCHES]
+    calls = {"notes": lambda: noted(Notes), "statistics": statistics, "count": counted}
+    calls |= {"all": lambda: noted(Everywhere), "few": lambda: noted(Everywhere, few)}
+    failing = {"undeclared": lambda: run(Undeclared()), "differ": differ}
+    return all_in_ranks(2, {**calls, **failing}, failing)
 
 
-def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars(alone, of_three):
+def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars(alone, of_two):
     (alone,) = alone["notes"]
-    first, second, third = of_three["notes"]
-    assert second == third == []
+    first, second = of_two["notes"]
+    assert second == []
     assert len(first) == len(alone)
     for one, other in zip(first, alone, strict=True):
         assert one[:2] == other[:2]
@@ -106,10 +110,7 @@ def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars(alone, of_
             assert np.isclose(one[3], other[3])
 
 
-def test_a_hook_of_every_rank_gets_its_rows_and_a_rank_without_rows_does_not_call_after_batch():
-    few = [{name: values[:1] for name, values in batch.items()} for batch in BATCHES]
-    calls = {"all": lambda: noted(Everywhere), "few": lambda: noted(Everywhere, few)}
-    of_two = all_in_ranks(2, calls)
+def test_a_hook_of_every_rank_gets_its_rows_and_a_rank_without_rows_does_not_call_after_batch(of_two):
     found = of_two["all"]
     names = [[each[1] for each in seen if each[0] == "train"] for seen in found]
     assert [first + second for first, second in zip(*names, strict=True)] == [batch["name"] for batch in BATCHES]
@@ -117,9 +118,9 @@ def test_a_hook_of_every_rank_gets_its_rows_and_a_rank_without_rows_does_not_cal
     assert sum(len([each for each in seen if each[0] == "train"]) for seen in (first, second)) == 3
 
 
-def test_statistics_are_merged_and_the_data_of_the_epoch_is_that_of_rank_0_everywhere(alone, of_three):
+def test_statistics_are_merged_and_the_data_of_the_epoch_is_that_of_rank_0_everywhere(alone, of_two):
     (alone,) = alone["statistics"]
-    for each in of_three["statistics"][:1]:
+    for each in of_two["statistics"][:1]:
         assert each["noted"] == alone["noted"]
         assert each["loss"].keys() == alone["loss"].keys()
         for name, value in alone["loss"].items():
@@ -152,16 +153,16 @@ class Counts(AbstractHook):
         self.count += sum(each["count"] for each in states)
 
 
-def test_a_hook_that_merges_has_what_all_ranks_collected_on_rank_0(of_three):
-    assert of_three["count"][0] == 15
+def test_a_hook_that_merges_has_what_all_ranks_collected_on_rank_0(of_two):
+    assert of_two["count"][0] == 15
 
 
-def test_batches_that_differ_are_an_error_on_every_rank():
-    def differ():
-        batches = [dict(BATCHES[0], x=BATCHES[0]["x"] + join().rank)]
-        run(batches=batches)
+def differ():
+    run(batches=[dict(BATCHES[0], x=BATCHES[0]["x"] + join().rank)])
 
-    for each in results_of(2, differ):
+
+def test_batches_that_differ_are_an_error_on_every_rank(of_two):
+    for each in of_two["differ"]:
         assert each.kind == "DifferentRanks"
         assert "rank 1 reads another batch of stream 'train' than rank 0" in each.message
 
@@ -188,7 +189,7 @@ class Undeclared(Fails):
     whole_batches = False
 
 
-def test_a_hook_that_takes_batches_and_does_not_say_which_is_an_error_at_the_start():
-    for each in results_of(2, run, Undeclared()):
+def test_a_hook_that_takes_batches_and_does_not_say_which_is_an_error_at_the_start(of_two):
+    for each in of_two["undeclared"]:
         assert each.kind == "HookError"
         assert "Undeclared.after_batch takes batch_data, and several ranks have parts of each batch" in each.message

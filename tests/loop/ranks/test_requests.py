@@ -84,9 +84,9 @@ OF_TWO = {
     "on one at the end": lambda: ended(OneEpoch(), batches=BATCHES[:20]),
     "on rank 0": lambda: ended(Wishes(5, terminate), StopAfter(epochs=1)),
     "evaluation": lambda: ended(
-        Wishes(5, terminate), OnEveryRank(6, evaluate), StopAfter(epochs=1), batches=BATCHES[:40]
+        Wishes(5, terminate), OnEveryRank(6, evaluate), StopAfter(epochs=1), batches=BATCHES[:20]
     ),
-    "near the end": lambda: ended(Wishes(40, terminate), StopAfter(epochs=9), batches=BATCHES[:40]),
+    "near the end": lambda: ended(Wishes(10, terminate), StopAfter(epochs=9), batches=BATCHES[:10]),
     "seconds": lambda: ended(StopAfter(minutes=1e-9)),
     "watcher": calls_of_a_watcher,
 }
@@ -94,8 +94,10 @@ OF_TWO = {
 
 @pytest.fixture(scope="module")
 def of_two():
-    """Return how trainings of two ranks have ended."""
-    return all_in_ranks(2, OF_TWO)
+    """Return how trainings of two ranks have ended, those that got signals by the number or a word."""
+    signals = {number: partial(ended_by, number) for number in (signal.SIGTERM, signal.SIGINT)}
+    others = {"two signals": ended_by_two, "one twice": ended_by_one_twice, "exchanges": exchanges_of_a_hundred}
+    return all_in_ranks(2, {**OF_TWO, **signals, **others})
 
 
 def test_a_limit_that_all_ranks_count_alike_ends_them_at_once(of_two):
@@ -140,7 +142,7 @@ def test_an_evaluation_by_hand_does_not_drop_a_wish(of_two):
 
 
 def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end(of_two):
-    assert [each[:3] for each in of_two["near the end"]] == [(40, "finished", "enough")] * 2
+    assert [each[:3] for each in of_two["near the end"]] == [(10, "finished", "enough")] * 2
 
 
 def ended_by(number):
@@ -170,29 +172,22 @@ def ended_by_one_twice():
         return ended(OnEveryRank(5, twice), StopAfter(epochs=1))
 
 
-@pytest.fixture(scope="module")
-def interrupted():
-    """Return how trainings of two ranks have ended that got signals."""
-    calls = {number: partial(ended_by, number) for number in (signal.SIGTERM, signal.SIGINT)}
-    return all_in_ranks(2, {**calls, "two": ended_by_two, "twice": ended_by_one_twice})
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(interrupted, number):
-    found = interrupted[number]
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(of_two, number):
+    found = of_two[number]
     assert found[0] == found[1]
     assert found[0][1:3] == ("interrupted", f"interrupted by {number.name}")
 
 
-def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch(interrupted):
-    first, second = interrupted["two"]
+def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch(of_two):
+    first, second = of_two["two signals"]
     assert first == second
     assert first[1:3] == ("interrupted", "interrupted by SIGTERM")
     assert first[0] < len(BATCHES)
 
 
-def test_the_same_signal_twice_within_a_second_is_one(interrupted):
-    assert [each[1] for each in interrupted["twice"]] == ["interrupted"] * 2
+def test_the_same_signal_twice_within_a_second_is_one(of_two):
+    assert [each[1] for each in of_two["one twice"]] == ["interrupted"] * 2
 
 
 def test_a_limit_in_seconds_is_that_of_the_first_rank_that_reaches_it(of_two):
@@ -215,20 +210,22 @@ class Clock(AbstractHook):
         self.seconds += 0.01
 
 
-def test_exchanges_are_rare(monkeypatch):
-    """No collective of emrun's own in each step: after the first iterations, one in a quarter of a second."""
+def exchanges_of_a_hundred():
+    """Return how many there are in a hundred iterations."""
+    clock, sent, original = Clock(), [0], Ranks.begin_maximum
 
-    def count():
-        clock, sent, original = Clock(), [0], Ranks.begin_maximum
+    def begin_maximum(ranks, tensor):
+        sent[0] += 1
+        return original(ranks, tensor)
 
-        def begin_maximum(ranks, tensor):
-            sent[0] += 1
-            return original(ranks, tensor)
-
-        monkeypatch.setattr("emrun.loop.ranks.requests.perf_counter", lambda: clock.seconds)
-        monkeypatch.setattr(Ranks, "begin_maximum", begin_maximum)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("emrun.loop.ranks.requests.perf_counter", lambda: clock.seconds)
+        patch.setattr(Ranks, "begin_maximum", begin_maximum)
         ended(clock, StopAfter(epochs=1), batches=BATCHES[:100])
-        return sent[0]
+    return sent[0]
 
-    for sent in in_ranks(2, count):
+
+def test_exchanges_are_rare(of_two):
+    """No collective of emrun's own in each step: after the first iterations, one in a quarter of a second."""
+    for sent in of_two["exchanges"]:
         assert 100 / 25 <= sent < 100 / 25 + 5
