@@ -169,7 +169,7 @@ class Normed(nn.Sequential):
     ("kind", "module", "arguments", "message"),
     [
         (TorchModel, Net, {"micro_batch_size": 2}, "strategy: cannot be used with micro_batch_size"),
-        (TorchModel, Net, {"compile": True}, "strategy: cannot be used with compile yet"),
+        (TorchModel, Net, {"compile": {"backend": "eager"}}, "strategy: cannot be used with compile yet"),
         (TorchModel, Pictures, {"memory_format": "channels_last"}, "strategy: cannot be used with memory_format yet"),
         (
             TorchModel,
