@@ -292,7 +292,7 @@ def test_from_pictures_with_masks_to_masks_of_new_pictures():
         Image.fromarray(pixels).save(f"new/{number}.png")
     status, told = begin("--data", "all")
     assert status == 0, told
-    config = load_config("made")
+    config = load_config("made", ["vars.width=4"])
     try_out(config)
     training = create_training(config, output_dir="run", overrides=["vars.epochs=2", "vars.patience=2", "vars.width=4"])
     assert training.main_loop.run_training().status == "finished"
