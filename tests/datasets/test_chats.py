@@ -373,7 +373,7 @@ def test_answers_are_generated_beside_those_of_the_data_and_of_chats_that_wait_f
     made["dataset"] |= {"tokenizer": {"learn": 270}, "split": {"valid": 0.2}}
     own = {"class": "emrun.models.networks.chat_model", "tokens": "${data:embeddings.input_ids}", "width": 32}
     made["model"] |= {"module": {**own, "layers": 1}, "optimizer": {"class": "AdamW", "lr": 0.01}}
-    made["hooks"][1] = {"StopAfter": {"epochs": 4}}
+    made["hooks"][1] = {"StopAfter": {"epochs": 2}}
     create_training(made, output_dir="run").main_loop.run_training()
     done = predict("run", "valid", "a.jsonl", generate=5)
     assert (done.rows, done.columns) == (5, ("position", "prompt", "answer", "generated"))
