@@ -1,5 +1,6 @@
 """The part of an image that is used: random ones, the centre, decoded at a lower resolution, turned as noted."""
 
+import functools
 import io
 import math
 
@@ -36,6 +37,7 @@ def read(images, file, formats, rng=None):
         return images.read(image, rng)
 
 
+@functools.cache
 def boxes(count, width, height, **options):
     crop = Crop(True, **options)
     return np.array([crop.box(width, height, (8, 8), np.random.default_rng(seed)) for seed in range(count)])
