@@ -291,7 +291,8 @@ def finished(training, name):
     return Path(name, "checkpoints", "latest", "model.safetensors").read_bytes()
 
 
-def test_parts_of_a_batch_weigh_as_many_tokens_as_they_train(project):
+def test_parts_of_a_batch_weigh_as_many_tokens_as_they_train(project, chats):
+    chats(ROWS[:16])
     expected = trained("whole")
     for name, arguments in {
         "accumulated": {"accumulate": 4, "batch_size": 2},
