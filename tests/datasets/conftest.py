@@ -122,7 +122,7 @@ def train_docstring(tmp_path):
                 "metrics": {"accuracy": accuracy} if classes > 1 else {},
                 "optimizer": {"class": "SGD", "lr": lr},
             },
-            "main_loop": {"extra_streams": list(streams), **main_loop},
+            "main_loop": {"extra_streams": list(streams), "report": False, **main_loop},
             "hooks": [
                 {"ComputeStats": {"variables": ["loss", "accuracy"] if classes > 1 else ["loss"]}},
                 {"StopAfter": {"epochs": epochs}},

@@ -136,6 +136,10 @@ def test_packs_have_all_chats_once_begin_anew_with_each_and_come_in_a_fixed_numb
             assert rows == [row[row > 0].tolist() for row in batch["input_ids"]]
 
 
+def test_packs_are_the_same_however_they_are_read_and_resumed(chats, check_training_stream):
+    check_training_stream(lambda: chats(pack=40, batch_size=2), stops=(3,))
+
+
 def test_chats_that_are_cut_or_have_no_answer_are_counted_and_left_out(chats, caplog):
     rows = [chat("w1", "w2 w3 w4 w5 w6"), chat("w1 w2 w3 w4 w5 w6 w7 w8", "w2"), chat("w1"), chat("w1", "w2")]
     with caplog.at_level("INFO"):
@@ -237,6 +241,7 @@ def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_with_workers(projec
     assert trained("resumed", at=7, pack=40, loop={"workers": 2}) == expected
 
 
+@pytest.mark.campaign  # see the tests of packs: their shares on ranks, and how they are resumed
 def test_a_run_that_is_interrupted_in_an_epoch_ends_the_same_on_two_ranks(project):
     expected = trained("straight", pack=40)
     found = in_ranks(2, trained, "ranks", at=7, pack=40)[0]
@@ -286,7 +291,8 @@ def finished(training, name):
     return Path(name, "checkpoints", "latest", "model.safetensors").read_bytes()
 
 
-def test_parts_of_a_batch_weigh_as_many_tokens_as_they_train(project):
+def test_parts_of_a_batch_weigh_as_many_tokens_as_they_train(project, chats):
+    chats(ROWS[:16])
     expected = trained("whole")
     for name, arguments in {
         "accumulated": {"accumulate": 4, "batch_size": 2},
@@ -373,7 +379,7 @@ def test_answers_are_generated_beside_those_of_the_data_and_of_chats_that_wait_f
     made["dataset"] |= {"tokenizer": {"learn": 270}, "split": {"valid": 0.2}}
     own = {"class": "emrun.models.networks.chat_model", "tokens": "${data:embeddings.input_ids}", "width": 32}
     made["model"] |= {"module": {**own, "layers": 1}, "optimizer": {"class": "AdamW", "lr": 0.01}}
-    made["hooks"][1] = {"StopAfter": {"epochs": 4}}
+    made["hooks"][1] = {"StopAfter": {"epochs": 2}}
     create_training(made, output_dir="run").main_loop.run_training()
     done = predict("run", "valid", "a.jsonl", generate=5)
     assert (done.rows, done.columns) == (5, ("position", "prompt", "answer", "generated"))

@@ -361,7 +361,7 @@ def test_the_yaml_in_its_docstring_trains(here, train_docstring):
     for name in ("train", "valid"):
         rows = "".join(f"{i % 5},{i % 7 / 2},oak,{int(i % 5 > 2)}\n" for i in range(50))
         (here / f"{name}.csv").write_text("height,width,tree,species\n" + rows)
-    assert train_docstring(Table, "x", "label", 2, 2, epochs=10)[-1]["valid"]["accuracy"]["mean"] > 0.8
+    assert train_docstring(Table, "x", "label", 2, 2, epochs=5)[-1]["valid"]["accuracy"]["mean"] > 0.8
 
 
 def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun_here):

@@ -84,8 +84,7 @@ def test_the_bytes_are_the_same_in_workers_on_ranks_and_after_a_resume(pictures,
 
     check_training_stream(make, stops=(2,))
     straight = passes(make(), "train")[0]
-    for workers in (1, 2):
-        assert bits(passes(make(), "train", workers=workers)[0]) == bits(straight)
+    assert bits(passes(make(), "train", workers=2)[0]) == bits(straight)
     whole = made(make(), StreamContext("train", seed=3, epoch=1))["image"]
     for rank in (0, 1):
         for batch in make().train_stream(StreamContext("train", seed=3, epoch=1, ranks=Ranks(rank, 2))):

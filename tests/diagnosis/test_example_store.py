@@ -23,7 +23,7 @@ def filled(folder, streams):
     return store
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(streams=STREAMS)
 def test_the_counts_are_those_of_a_comparison_of_all_with_all(streams):
     with temporary_folder("test") as folder:

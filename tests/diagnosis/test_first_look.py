@@ -167,7 +167,9 @@ def test_from_data_to_predictions_on_new_files(name, monkeypatch):
     # the config works, and the model learns
     config = load_config("made")
     try_out(config)
-    training = create_training(config, output_dir="run", overrides=["vars.epochs=6", "vars.patience=6"])
+    epochs = 4 if name in FEW else 6
+    overrides = [f"vars.epochs={epochs}", f"vars.patience={epochs}"]
+    training = create_training(config, output_dir="run", overrides=overrides)
     assert training.main_loop.run_training().status == "finished"
     found = evaluate("run", "test")["test"][measure]["mean"]
     assert found > 0.8 if measure == "accuracy" else found < {"prices.csv": 80, "load.csv": 0.5}[name], found
@@ -292,7 +294,7 @@ def test_from_pictures_with_masks_to_masks_of_new_pictures():
         Image.fromarray(pixels).save(f"new/{number}.png")
     status, told = begin("--data", "all")
     assert status == 0, told
-    config = load_config("made")
+    config = load_config("made", ["vars.width=4"])
     try_out(config)
     training = create_training(config, output_dir="run", overrides=["vars.epochs=2", "vars.patience=2", "vars.width=4"])
     assert training.main_loop.run_training().status == "finished"

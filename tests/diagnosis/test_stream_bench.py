@@ -110,8 +110,26 @@ def test_workers_are_tried_up_to_the_number_of_cores():
     assert [setting.workers for setting in settings(12)] == [0, 0, 1, 2, 4, 8, 12]
 
 
-def test_every_stream_of_the_loop_is_read_in_every_setting():
-    found = bench(DIGITS, seconds=SECONDS)
+@pytest.fixture(scope="module")
+def digits_read(tmp_path_factory):
+    """Return what is found with digits, and what is left behind: files, processes, and changed random states."""
+    importlib.import_module("torch._dynamo")  # the first optimizer would, which makes a directory
+    place = tmp_path_factory.mktemp("digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("emrun.diagnosis.stream_bench.cores", lambda: 2)
+        patch.chdir(place)
+        patch.setattr(tempfile, "tempdir", str(place))
+        before, random = children(), random_digest()
+        found = bench(DIGITS, seconds=SECONDS)
+        return found, [*place.iterdir(), *(children() - before), *["random states"] * (random_digest() != random)]
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_every_stream_of_the_loop_is_read_in_every_setting(digits_read):
+    found, _ = digits_read
     assert [(stream.name, stream.trains) for stream in found.streams] == [("train", True), ("valid", False)]
     for stream in found.streams:
         assert [str(reading.setting) for reading in stream.readings] == SETTINGS
@@ -214,17 +232,15 @@ def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
         bench(of("Failing"), ["main_loop=5"])
 
 
-def test_nothing_is_left_behind(tmp_path, monkeypatch):
-    importlib.import_module("torch._dynamo")  # the first optimizer would, which makes a directory
+def test_nothing_is_left_behind(digits_read, tmp_path, monkeypatch):
+    assert digits_read[1] == []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = {child.pid for child in psutil.Process().children()}
-    random = random_digest()
-    bench(DIGITS, seconds=SECONDS)
+    before, random = children(), random_digest()
     with pytest.raises(RuntimeError):
         bench(of("Failing"), seconds=SECONDS)
     assert random_digest() == random
-    assert {child.pid for child in psutil.Process().children()} <= before
+    assert children() <= before
     assert list(tmp_path.iterdir()) == []
 
 

@@ -34,7 +34,7 @@ model:
   outputs: [logits]
   loss: {{class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}}
   optimizer: {{class: SGD, lr: 0.5}}
-main_loop: {{extra_streams: [valid]}}
+main_loop: {{extra_streams: [valid], report: false}}
 hooks:
   - ComputeStats: {{variables: [{{loss: [mean, std]}}]}}
   - SaveEvery: {{every: 20 updates, keep: 1}}
@@ -252,11 +252,14 @@ def often_project(tmp_path):
 
 @pytest.fixture
 def run_often(often_project, emrun):
-    """Run a config without an interrupt, in `straight`, and with these signals, in `often`."""
+    """Run a config without an interrupt, in `straight`, and with these signals, in `often`.
 
-    def run(trackers, signals, files=None):
+    With `calm`, which is `emrun` or `emrun_here`, where no signal comes.
+    """
+
+    def run(trackers, signals, files=None, calm=emrun):
         place = often_project(trackers, files, epochs_with(signals))
-        done = emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=place)
+        done = calm("train", "-q", "config.yaml", "--output-dir", "straight", cwd=place)
         said = [line for line in done.stderr.splitlines() if " INFO mlflow.store.db." not in line]  # of a new database
         assert (done.returncode, said) == (0, [])
         (place / "signals.json").write_text(json.dumps(signals))
@@ -265,7 +268,7 @@ def run_often(often_project, emrun):
             done = emrun(*command, cwd=place)
             assert done.returncode == -number, done.stderr
             command = ["resume", "-q", "often"]
-        assert emrun(*command, cwd=place).returncode == 0
+        assert calm(*command, cwd=place).returncode == 0
         return place
 
     return run

@@ -232,8 +232,9 @@ def test_it_says_nothing_when_all_is_well(name, caplog):
 
 
 def test_what_is_frozen_is_not_meant():
-    assert diagnosed(Net(), Freeze("^first"), every="10 updates") == {}
-    assert diagnosed(Net(), Freeze("^first", until="60 updates"), every="10 updates") == {}
+    assert diagnosed(Net(), Freeze("^first"), batches=BATCHES[:50], every="10 updates") == {}
+    frozen = Freeze("^first", until="40 updates")
+    assert diagnosed(Net(), frozen, batches=BATCHES[:80], every="10 updates") == {}
 
 
 def test_a_loss_of_0_is_not_a_fault():

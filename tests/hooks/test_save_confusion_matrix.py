@@ -148,6 +148,7 @@ def test_numbers_that_are_large_or_all_0():
     assert (drawn(np.zeros((2, 2), int), "ab") != 255).any()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_in_a_run_chosen_epochs_of_a_stream_have_their_files_and_an_evaluation_its_own(train_digits, in_docstring):
     (entry,) = in_docstring(SaveConfusionMatrix)
     entry["SaveConfusionMatrix"].update(streams=["valid"], every=2)

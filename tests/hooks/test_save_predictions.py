@@ -225,7 +225,9 @@ class Kill(AbstractHook):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_it_writes_leaves_no_other_file_after_the_resume(tmp_path, emrun, digits_config):
+def test_a_run_that_is_killed_while_it_writes_leaves_no_other_file_after_the_resume(
+    tmp_path, emrun, emrun_here, digits_config
+):
     hooks = [{"SavePredictions": {"stream": "valid", "file": "p.csv"}}, "my_code.Kill", "SaveLatest"]
     config = digits_config([*hooks, {"StopAfter": {"epochs": 2}}], batch_size=500)
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -233,7 +235,7 @@ def test_a_run_that_is_killed_while_it_writes_leaves_no_other_file_after_the_res
     (tmp_path / "kill").touch()
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == -9
     assert len(list((tmp_path / "run").glob(".p.csv*"))) == 1
-    assert emrun("resume", "-q", "run").returncode == 0
+    assert emrun_here("resume", "-q", "run").returncode == 0
     assert not list((tmp_path / "run").glob(".p.csv*"))
     config["hooks"].remove("my_code.Kill")
     assert create_training(config, output_dir=tmp_path / "other").main_loop.run_training().status == "finished"

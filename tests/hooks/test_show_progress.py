@@ -81,9 +81,9 @@ def test_a_terminal_shows_no_bar_when_none_is_wanted(tmp_path, emrun_on_terminal
     assert ("epoch 1  valid  loss" in text) is (option == "--no-progress")
 
 
-def test_nothing_is_written_when_standard_error_is_not_a_terminal(tmp_path, emrun):
+def test_nothing_is_written_when_standard_error_is_not_a_terminal(tmp_path, emrun_here):
     (tmp_path / "config.yaml").write_text(CONFIG)
-    finished = emrun("train", "config.yaml")
+    finished = emrun_here("train", "config.yaml")
     assert finished.returncode == 0
     assert "\r" not in finished.stdout + finished.stderr
     assert "batch" not in finished.stdout + finished.stderr

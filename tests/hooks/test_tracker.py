@@ -63,8 +63,8 @@ def told(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals, epochs, due):
-    place = run_often("  - told.Told: {every: 10 updates}", signals, {"told.py": FILE_TRACKER})
+def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals, epochs, due, emrun_here):
+    place = run_often("  - told.Told: {every: 10 updates}", signals, {"told.py": FILE_TRACKER}, emrun_here)
     straight, often = told(place / "straight" / "told.jsonl"), told(place / "often" / "told.jsonl")
     assert straight[0] == {"start": True}
     assert straight[-1] == {"finish": "finished", "reason": f"{epochs} epochs done (StopAfter epochs: {epochs})"}

@@ -17,7 +17,7 @@ from conftest import Warm
 from sweeps import statuses, trials, write_project
 
 from emrun import resume_training
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.base.wording import counted
 from emrun.hooks import AbstractTracker, WriteMLflow
 from emrun.hooks.write_mlflow import _key
@@ -63,18 +63,20 @@ def address_of(process, log):
 @pytest.fixture
 def sent(monkeypatch):
     """Keep what is sent, in place of MLflow, whose tables alone take seconds: campaigns have the real one."""
-    kept = SimpleNamespace(points=[], tags={}, params={}, statuses=[])
+    kept = SimpleNamespace(points=[], tags={}, params={}, statuses=[], refuses=False, run="one")
 
     class Client:
         def __init__(self, uri):
             kept.uri = uri
 
         def get_experiment_by_name(self, name):
+            if kept.refuses:
+                raise failure("API request to http://of.a.server failed")
             return SimpleNamespace(experiment_id=f"id of {name}")
 
         def create_run(self, experiment, run_name, tags):
             kept.tags.update(tags, name=run_name, experiment=experiment)
-            return SimpleNamespace(info=SimpleNamespace(run_id="one"))
+            return SimpleNamespace(info=SimpleNamespace(run_id=kept.run))
 
         def update_run(self, run, status):
             kept.statuses.append((run, status))
@@ -94,10 +96,11 @@ def sent(monkeypatch):
         def get_metric_history(self, run, name):
             return [SimpleNamespace(step=step) for key, step in kept.points if key == name]
 
+    failure = type("MlflowException", (Exception,), {})
     modules = {
         "mlflow": {},
         "mlflow.entities": {"Metric": namedtuple("Metric", "key value timestamp step"), "Param": lambda *pair: pair},
-        "mlflow.exceptions": {"MlflowException": type("MlflowException", (Exception,), {})},
+        "mlflow.exceptions": {"MlflowException": failure},
         "mlflow.tracking": {"MlflowClient": Client},
     }
     for name, content in modules.items():
@@ -166,6 +169,21 @@ def test_a_run_that_is_killed_at_any_moment_has_each_value_once(killed_at_random
     assert points == dict.fromkeys(points, points["straight"])
 
 
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({"refuses": True}, "WriteMLflow cannot reach the tracker: MlflowException: API request to http://of.a.server"),
+        ({"run": None}, "http://of.a.server has given no run; is this the address of an MLflow server"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_an_error_before_the_run(sent, train_digits, tmp_path, kept, message):
+    vars(sent).update(kept)
+    with pytest.raises(HookError, match=re.escape(message)):
+        train_digits([{"WriteMLflow": {"uri": "http://of.a.server"}}], batch_size=500)
+    assert not list(tmp_path.glob("log/*/checkpoints/*"))
+
+
+@pytest.mark.campaign  # with MLflow itself; the test above has what stands in for it
 def test_nobody_who_listens_is_an_error_before_the_run(emrun, often_project, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     place = often_project("  - WriteMLflow: {uri: 'http://127.0.0.1:9'}")
@@ -202,8 +220,12 @@ def with_mlflow(warm, tmp_path):
     return run
 
 
-def test_names_that_mlflow_does_not_allow_stay_apart(with_mlflow):
+def test_names_that_mlflow_does_not_allow_are_written_otherwise():
     assert {name: _key(name) for name in KEYS} == KEYS
+
+
+@pytest.mark.campaign  # the import of MLflow takes two seconds
+def test_names_that_mlflow_does_not_allow_stay_apart(with_mlflow):
     code = "import sys; from mlflow.utils.validation import _validate_metric_name as validate\n"
     done = with_mlflow(f"{code}for name in sys.argv[1:]: validate(name)", *KEYS.values())
     assert (done.returncode, done.stderr) == (0, "")
@@ -219,6 +241,7 @@ WriteMLflow(uri=sys.argv[1]).begin(Facts("run", {}, "", None, None, ""), None)
 """
 
 
+@pytest.mark.campaign  # with MLflow itself; see above
 def test_a_server_of_something_else_is_an_error(monkeypatch, with_mlflow):
     class Nothing(BaseHTTPRequestHandler):
         def do_GET(self):

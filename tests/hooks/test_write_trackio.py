@@ -2,14 +2,17 @@
 
 import json
 import sqlite3
+import sys
 from contextlib import closing
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from campaign import thinned
 from conftest import Warm
 
+from emrun import resume_training
 from emrun.base.errors import ArgumentError
 from emrun.hooks import WriteTrackio
+from emrun.training.create import train
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,58 @@ def warm(warm):
     process.end()
 
 
-@pytest.mark.parametrize("signals", thinned(["one", "two", "ten"], ["one"]), indirect=True)
+@pytest.fixture
+def logged(monkeypatch):
+    """Keep what is logged, in place of trackio, whose import takes a second: campaigns have the real one."""
+    kept = SimpleNamespace(points=[], begun=[])
+
+    class Run:
+        def log(self, values, step):
+            kept.points.append((step, values))
+
+        def finish(self):
+            assert kept.begun
+
+    def init(project, **arguments):
+        kept.begun.append({"project": project, **arguments})
+        return Run()
+
+    def newest(project, name):
+        assert {"project": project, "name": name}.items() <= kept.begun[-1].items()
+        return max((step for step, _ in kept.points), default=None)
+
+    modules = {
+        "trackio": {"init": init, "Image": None, "Histogram": None, "Markdown": None},
+        "trackio.sqlite_storage": {"SQLiteStorage": SimpleNamespace(get_max_step_for_run=newest)},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return kept
+
+
+def test_a_run_and_its_resume_log_each_value_once_also_if_a_kill_comes_before_the_note_of_what_was_sent(
+    logged, train_digits
+):
+    hook = {"project": "digits", "group": "a", "every": "2 updates"}
+    hooks = [{"ComputeStats": {"variables": [{"loss": ["mean", "std"]}]}}, {"WriteTrackio": hook}]
+    run = train_digits(hooks, batch_size=500).output_dir  # an epoch has three updates
+    assert [step for step, _ in logged.points] == [0, 2, 3]
+    note = run / "trackers" / "WriteTrackio.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "last": [0, 0, 0]}))
+    train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
+    assert [step for step, _ in logged.points] == [0, 2, 3, 4, 6]
+    values = dict(logged.points)
+    assert {"valid/loss", "valid/loss/std", "train/learning_rate"} <= values[6].keys()
+    assert values[4].keys() == {"steps/loss", "steps/learning_rate"}
+    expected = {"project": "digits", "group": "a", "name": identity(run), "resume": "allow"}
+    assert all(each.items() >= expected.items() for each in logged.begun)
+    assert identity(run).startswith(f"{run.name}-")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("signals", ["one", "two", "ten"], indirect=True)
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, monkeypatch, tmp_path, signals, due):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     place = run_often("  - WriteTrackio: {project: digits, every: 10 updates}", signals)

@@ -1,6 +1,7 @@
 """`compile`: the module is compiled in place, for changing sizes."""
 
 import copy
+import functools
 import random
 
 import pytest
@@ -61,9 +62,23 @@ def refused(value, module=None):
     return str(caught.value)
 
 
-def test_it_trains_to_the_same_weights_under_the_same_names():
-    plain, compiled = trained(model()), trained(model(EAGER))
-    assert counters["stats"]["unique_graphs"] > 0
+@pytest.fixture(scope="module")
+def with_states():
+    """Return the weights after a training with a backend or none, the random states, and how much was compiled."""
+
+    @functools.cache
+    def found(backend=None):
+        random.seed(3)
+        weights = trained(model(backend and {"backend": backend}))
+        states = torch.get_rng_state().tolist(), random.getstate()
+        return weights, states, counters["stats"]["unique_graphs"]
+
+    return found
+
+
+def test_it_trains_to_the_same_weights_under_the_same_names(with_states):
+    (plain, _, _), (compiled, _, graphs) = with_states(), with_states("eager")
+    assert graphs > 0
     assert list(plain) == list(compiled) == ["layers.0.weight", "layers.0.bias", "head.weight", "head.bias"]
     assert all(torch.equal(each, compiled[name]) for name, each in plain.items())
 
@@ -130,13 +145,8 @@ def test_a_module_that_is_compiled_already_is_an_error():
 
 
 @pytest.mark.parametrize("backend", thinned(["eager", "aot_eager"], ["eager"]))
-def test_random_states_are_those_of_the_plain_module(backend):
-    states = []
-    for value in (None, {"backend": backend}):
-        random.seed(3)
-        trained(model(value))
-        states.append((torch.get_rng_state().tolist(), random.getstate()))
-    assert states[0] == states[1]
+def test_random_states_are_those_of_the_plain_module(with_states, backend):
+    assert with_states()[1] == with_states(backend)[1]
 
 
 @pytest.mark.campaign  # compiling takes half a minute if nothing is in the caches of torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from campaign import thinned
 from doubles import SGD, Streams, run
-from in_ranks import in_ranks
+from in_ranks import all_in_ranks
 from torch import nn
 from windows import Net, batches, weights
 
@@ -164,9 +164,15 @@ def two_trainings():
     )
 
 
-def test_a_rank_or_all_ranks_without_weight():
+@pytest.fixture(scope="module")
+def of_two():
+    """Return what two ranks train without the weights of some rows, and with a loss that is weighted."""
+    return all_in_ranks(2, {"without": two_trainings, "weighted": with_loss_weight})
+
+
+def test_a_rank_or_all_ranks_without_weight(of_two):
     made = found([True, True, False, False], False)
-    (examples, several, scalar, seen), (others, *_) = in_ranks(2, two_trainings)
+    (examples, several, scalar, seen), (others, *_) = of_two["without"]
     rows = [{name: values[:2] for name, values in made[0].items()}]
     assert torch.equal(examples[0], others[0])
     for kind, ours in (("examples", examples), ("several", several), ("scalar", scalar)):
@@ -218,7 +224,7 @@ def with_loss_weight():
 
 
 @pytest.mark.parametrize("arguments", [{}, {"accumulate": 2}, {"micro_batch_size": 2}], ids=str)
-def test_loss_weight_weights_what_is_minimised_and_no_statistic(arguments):
+def test_loss_weight_weights_what_is_minimised_and_no_statistic(of_two, arguments):
     made = batches([4, 3, 5, 4])
     theirs, expected, weighted_mean, _ = by_loss_weight("tokens", made, **arguments)
     ours, losses, mean, scalar = by_loss_weight("loss_weight", made, **arguments)
@@ -227,7 +233,7 @@ def test_loss_weight_weights_what_is_minimised_and_no_statistic(arguments):
     assert not same(mean, weighted_mean)
     assert same(mean, scalar)  # the mean over the examples alike
     if arguments == {"accumulate": 2}:
-        first, second = in_ranks(2, with_loss_weight)
+        first, second = of_two["weighted"]
         assert torch.equal(first[0], second[0])
         assert all(map(same, first, (theirs, expected, mean, scalar)))
 

@@ -169,7 +169,7 @@ class Normed(nn.Sequential):
     ("kind", "module", "arguments", "message"),
     [
         (TorchModel, Net, {"micro_batch_size": 2}, "strategy: cannot be used with micro_batch_size"),
-        (TorchModel, Net, {"compile": True}, "strategy: cannot be used with compile yet"),
+        (TorchModel, Net, {"compile": {"backend": "eager"}}, "strategy: cannot be used with compile yet"),
         (TorchModel, Pictures, {"memory_format": "channels_last"}, "strategy: cannot be used with memory_format yet"),
         (
             TorchModel,
@@ -206,6 +206,22 @@ def test_what_does_not_work_with_shards_yet_is_refused_by_name(kind, module, arg
     assert message in str(error.value)
 
 
+@pytest.fixture(scope="module")
+def place_of_tied(tmp_path_factory):
+    return tmp_path_factory.mktemp("tied")
+
+
+@pytest.fixture(scope="module")
+def of_two(place_of_tied):
+    """Return what two ranks find: tied weights in files, and the losses of forwards, also of one rank alone."""
+    calls = {
+        "saved": lambda: saved_and_loaded(place_of_tied),
+        "together": lambda: one_forward(False),
+        "alone": lambda: one_forward(True),
+    }
+    return all_in_ranks(2, calls, failing=["alone"])
+
+
 def saved_and_loaded(place):
     """Save a module with tied weights, and load it in two ways; return all three, and what is tied in the file."""
     ranks = join()
@@ -226,13 +242,13 @@ def saved_and_loaded(place):
     return [{name: whole(each) for name, each in net.state_dict().items()} for net in nets], same
 
 
-def test_tied_weights_are_saved_once_and_loaded(tmp_path):
-    found = in_ranks(2, saved_and_loaded, tmp_path)
+def test_tied_weights_are_saved_once_and_loaded(of_two, place_of_tied):
+    found = of_two["saved"]
     for (saved, loaded, begun), _ in found:
         torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
         torch.testing.assert_close(begun, saved, rtol=0, atol=0)
     assert found[0][1] == {"head.weight": "embed.weight"}
-    assert "head.weight" not in load_file(tmp_path / "model-0.safetensors")
+    assert "head.weight" not in load_file(place_of_tied / "model-0.safetensors")
 
 
 def one_forward(is_alone):
@@ -245,21 +261,14 @@ def one_forward(is_alone):
     return net(rows)["loss"].tolist()
 
 
-@pytest.fixture(scope="module")
-def forwards():
-    """Return the losses of two ranks, whose weights were drawn on each, and of forwards of one rank alone."""
-    calls = {"together": lambda: one_forward(False), "alone": lambda: one_forward(True)}
-    return all_in_ranks(2, calls, failing=["alone"])
-
-
-def test_all_ranks_have_the_weights_of_the_first(forwards):
-    one, other = forwards["together"]
+def test_all_ranks_have_the_weights_of_the_first(of_two):
+    one, other = of_two["together"]
     torch.manual_seed(0)
     assert one == other == pytest.approx(Net()(torch.arange(4).view(2, 2))["loss"].tolist())
 
 
-def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others(forwards):
-    for each in forwards["alone"]:
+def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others(of_two):
+    for each in of_two["alone"]:
         assert isinstance(each, Failed)
         assert each.kind == "RuntimeError"
         assert "give the hook `every_rank = True`" in each.message

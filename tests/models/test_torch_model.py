@@ -195,12 +195,12 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
-    hooks = [{"ComputeStats": {"variables": ["loss", "accuracy"]}}, {"StopAfter": {"epochs": 3}}]
+    hooks = [{"ComputeStats": {"variables": ["loss", "accuracy"]}}, {"StopAfter": {"epochs": 2}}]
     config = {
         "seed": 1,
         "dataset": {"class": "Digits"},
         "model": section,
-        "main_loop": {"extra_streams": ["valid"]},
+        "main_loop": {"extra_streams": ["valid"], "report": False},
         "hooks": hooks,
     }
     training = create_training(config, output_root=tmp_path / "log")

@@ -94,7 +94,7 @@ def test_models_of_runs_measure_in_the_unit_of_the_data(run, outputs):
 
 def test_a_logarithm_and_a_source_that_is_not_scaled(prepared):
     overrides = [
-        "hooks=[ComputeStats, {StopAfter: {epochs: 3}}]",
+        "hooks=[ComputeStats, {StopAfter: {epochs: 1}}]",
         "dataset.normalize.price=log",
         "main_loop.report=false",
     ]

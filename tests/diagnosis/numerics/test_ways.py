@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from campaign import thinned
 from faulty_models import COMPILED, PARTS, PRECISION, RECOMPUTED, TOKENS, row_of, rows_of
 
-AOT = {"backend": "aot_eager"}
+EAGER = {"backend": "eager"}  # a backend that compiles the backward pass too takes seconds to import
 NORM = {"class": "torch.nn.BatchNorm1d", "num_features": 5}
 
 
@@ -12,8 +13,9 @@ def net(**more):
     return {"module": {"class": "faulty_models.Net", "rate": 0.5}, **more}
 
 
-def test_all_ways_at_once_are_the_same():
-    model = net(compile=AOT, precision="bf16", micro_batch_size=2, recompute="first")
+@pytest.mark.parametrize("backend", thinned(["eager", "aot_eager"], ["eager"]))
+def test_all_ways_at_once_are_the_same(backend):
+    model = net(compile={"backend": backend}, precision="bf16", micro_batch_size=2, recompute="first")
     found = rows_of(model, COMPILED, PRECISION, PARTS, RECOMPUTED)
     assert {what: (row["result"], row["text"]) for what, row in found.items()} == dict.fromkeys(found, ("same", ""))
     assert len(found) == 4
@@ -27,7 +29,7 @@ def test_what_the_config_does_not_have_is_left_out():
 
 def test_a_compiled_backward_with_other_gradients_differs():
     torch.compiler.reset()  # what other tests of the process have compiled
-    model = net(module={"class": "faulty_models.Doubled"}, compile=AOT)
+    model = net(module={"class": "faulty_models.Doubled"}, compile=EAGER)
     result, name, text = row_of(model, COMPILED)
     assert (result, name) == ("differs", "first.weight")
     assert text == "first.weight by 0.5"

@@ -1,9 +1,11 @@
 """The gradients of sharded weights, which are summed in the backward pass."""
 
+from functools import cache, partial
+
 import pytest
 import torch
 from campaign import thinned
-from in_ranks import Failed, in_ranks, needs_shards, results_of
+from in_ranks import Failed, all_in_ranks, needs_shards, results_of
 from torch import nn
 from torch.optim import SGD
 
@@ -56,22 +58,31 @@ def expected(weights, uses_two):
     return {name: each.grad for name, each in module.named_parameters()}, loss.item()
 
 
+CASES = [
+    ((1.0, 3.0), (True, False)),
+    ((2.0, 0.0), (False, False)),
+    ((2.0, 0.0, 1.0), (False, False, False)),
+]
+
+
+@pytest.fixture(scope="module")
+def of_ranks():
+    """Return what a number of ranks find: the gradients of each case, and what two optimizers update."""
+
+    @cache
+    def found(size):
+        calls = {weights: partial(gradients, weights, uses_two) for weights, uses_two in CASES if len(weights) == size}
+        return all_in_ranks(size, {**calls, "two optimizers": with_two_optimizers} if size == 2 else calls)
+
+    return found
+
+
 @needs_shards
-@pytest.mark.parametrize(
-    ("weights", "uses_two"),
-    thinned(
-        [
-            ((1.0, 3.0), (True, False)),
-            ((2.0, 0.0), (False, False)),
-            ((2.0, 0.0, 1.0), (False, False, False)),
-        ],
-        [((2.0, 0.0), (False, False))],
-    ),
-)
-def test_gradients_are_those_of_the_weighted_mean_and_none_where_no_rank_has_one(weights, uses_two):
+@pytest.mark.parametrize(("weights", "uses_two"), thinned(CASES, CASES[1:2]))
+def test_gradients_are_those_of_the_weighted_mean_and_none_where_no_rank_has_one(of_ranks, weights, uses_two):
     wanted, mean = expected(weights, uses_two)
     assert wanted["never.weight"] is None
-    for found, loss in in_ranks(len(weights), gradients, weights, uses_two):
+    for found, loss in of_ranks(len(weights))[weights]:
         assert loss == pytest.approx(mean, abs=1e-12)
         for name, gradient in wanted.items():
             assert (found[name] is None) is (gradient is None), name
@@ -123,7 +134,7 @@ class SGDWith:
 
 
 @needs_shards
-def test_several_optimizers_update_their_shards():
+def test_several_optimizers_update_their_shards(of_ranks):
     wanted = with_two_optimizers()
-    for found in in_ranks(2, with_two_optimizers):
+    for found in of_ranks(2)["two optimizers"]:
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from in_ranks import all_in_ranks, in_ranks
+from in_ranks import all_in_ranks
 
 from emrun.models.weights.over_ranks import broadcast, check_equal_on_ranks
 from emrun.ranks.group import join
@@ -19,8 +19,8 @@ def copied():
     return [each.tolist() for each in buffers.values()]
 
 
-def test_buffers_become_those_of_rank_0():
-    assert in_ranks(3, copied) == [[[0, 0], 0.5, [], [[0, 2], [1, 3]], [True]]] * 3
+def test_buffers_become_those_of_rank_0(of_three):
+    assert of_three["copied"] == [[[0, 0], 0.5, [], [[0, 2], [1, 3]], [True]]] * 3
 
 
 def compared(changed, dtype):
@@ -37,8 +37,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def of_three():
-    """Return what three ranks say whose parameters are equal, or of which one differs."""
-    calls = {dtype: partial(compared, None, dtype) for dtype in DTYPES}
+    """Return what three ranks say whose parameters are equal, or of which one differs, and what they have copied."""
+    calls = {"copied": copied}
+    calls |= {dtype: partial(compared, None, dtype) for dtype in DTYPES}
     calls |= {name: partial(compared, name, torch.float32) for name in "ab"}
     return all_in_ranks(3, calls, failing=("a", "b"))
 
