@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 import signal
 import sys
@@ -31,6 +33,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are sent to a whole process group; the loop handles them, worker processes ignore them."""
 _LOOK_AGAIN = 1.0  # seconds
+_TOO_MANY_FILES = (*map(os.strerror, (errno.EMFILE, errno.ENFILE)), "items of ancdata")
+"""What the errors say of the system and of PyTorch, and that of Python for a received file that it may not open."""
 
 
 @dataclass
@@ -99,7 +103,7 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     try:
         stream_pass = task.stream_pass or cast(StreamPass, pickle.loads(task.pass_file.read_bytes()))
         for batch in stream_pass.read(worker, task.count):
-            message = _message(batch)
+            message = _message(batch, task)
             del batch  # not kept while the stream makes the next one
             yield message
     except GeneratorExit:
@@ -109,10 +113,26 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     yield memoryview(pickle.dumps(Last(error)))  # without shared memory: this process may end before the loop reads it
 
 
-def _message(batch: Any) -> memoryview:
+@contextlib.contextmanager
+def limit_named(name: str, count: int) -> Iterator[None]:
+    """Add the limit and advice to errors about too many open files."""
     try:
-        return packed(batch)
-    except StorageError:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not any(text in str(error) for text in _TOO_MANY_FILES):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise StreamError(
+            f"stream {name!r}: too many open files for its {count} worker processes; this process may open {limit} "
+            "(`ulimit -n`); raise the limit, use fewer `workers`, or use `main_loop.buffer`, which reads in a thread"
+        ) from error
+
+
+def _message(batch: Any, task: Task) -> memoryview:
+    try:
+        with limit_named(task.name, task.count):
+            return packed(batch)
+    except (StorageError, StreamError):  # too little memory, too many open files
         raise
     except Exception as error:
         raise StreamError(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import multiprocessing
 import os
 import pickle
-import resource
 import shutil
 import signal
 import sys
@@ -26,7 +24,7 @@ from emrun.base.censor import references
 from emrun.base.errors import StreamError
 from emrun.base.user_modules import user_directories
 from emrun.streams.stream_pass import StreamPass
-from emrun.streams.worker_process import GROUP_SIGNALS, SAFE_PATH, Last, Task, set_environment, work
+from emrun.streams.worker_process import GROUP_SIGNALS, SAFE_PATH, Last, Task, limit_named, set_environment, work
 
 _LOG = logging.getLogger(__name__)
 _STARTING = threading.Lock()  # held while `sys.path` and the environment are prepared for new processes
@@ -54,7 +52,7 @@ class Workers(Iterator[Any]):
     def __init__(self, stream_pass: StreamPass, count: int, each_ahead: int, start_method: str | None) -> None:
         self._processes: list[Any] = []
         self._turns: deque[tuple[int, Any]] = deque()  # the index of a worker, and the pipe to it
-        with _limit_named(stream_pass.name, count):
+        with limit_named(stream_pass.name, count):
             folder = Path(tempfile.mkdtemp(prefix="emrun-"))
             self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder, references())
             ended = self._processes, stream_pass.name, folder
@@ -111,7 +109,7 @@ class Workers(Iterator[Any]):
         while self._turns:
             index, pipe = self._turns[0]
             try:
-                with _limit_named(self._task.name, self._task.count):
+                with limit_named(self._task.name, self._task.count):
                     item = pipe.recv()
             except Exception as error:
                 if not self.close.still_active():
@@ -169,22 +167,6 @@ def _write(stream_pass: StreamPass, task: Task, start_method: str) -> None:
             "create what cannot be pickled inside the stream function, use `start_method: fork`, or `workers: 0`",
             first_batch=True,
         ) from None
-
-
-@contextlib.contextmanager
-def _limit_named(name: str, count: int) -> Iterator[None]:
-    """Add the limit and advice to errors about too many open files."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        # "items of ancdata" is Python's error for a received file that this process may not open
-        if "items of ancdata" not in str(error) and getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
-            raise
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        raise StreamError(
-            f"stream {name!r}: too many open files for its {count} worker processes; this process may open {limit} "
-            "(`ulimit -n`); raise the limit, use fewer `workers`, or use `main_loop.buffer`, which reads in a thread"
-        ) from error
 
 
 def _how_it_ended(exitcode: int) -> str:

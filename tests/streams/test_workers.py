@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import re
 import resource
 import runpy
 import shutil
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -691,36 +689,34 @@ def test_processes_that_are_forked_later_and_the_end_of_a_loop_with_workers_writ
     assert capfd.readouterr().err == ""
 
 
-def read_with_few_open_files(method, errors):
-    """Be a process that may open five more files, and write to a file what goes wrong."""
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-    sys.stderr = os.fdopen(2, "w")
-    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
-    while os.open(os.devnull, os.O_RDONLY) < highest:
-        pass
-    limit = highest + 6
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    print(f"the limit is {limit}", file=sys.stderr)
-    try:
-        with wrap(Strided().train_stream, 2, start_method=method) as stream:
-            list(stream)
-    except StreamError:
-        traceback.print_exc()
-    gc.collect()
-    sys.stderr.flush()
-
-
 @pytest.mark.parametrize("method", SLOW)
-def test_too_many_open_files_are_an_error_that_names_the_limit(tmp_path, method):
-    process = multiprocessing.get_context("fork").Process(
-        target=read_with_few_open_files, args=(method, tmp_path / "errors")
+def test_too_many_open_files_are_an_error_that_names_the_limit(tmp_path, warm, method):
+    (tmp_path / "few.py").write_text(
+        "import resource, sys; sys.path[:0] = sys.argv[1], sys.argv[1] + '/tests'\n"
+        "from tests.streams.test_workers import Strided, wrap\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+        "with wrap(Strided().train_stream, 2, start_method=sys.argv[2]) as stream:\n"
+        "    list(stream)"
     )
-    process.start()
-    process.join()
-    told = (tmp_path / "errors").read_text()
-    limit = re.match(r"the limit is (\d+)\n", told)[1]
-    assert told.count(f"this process may open {limit} (`ulimit -n`); raise the limit, use fewer `workers`") == 1
-    assert "AttributeError" not in told
+    root = str(Path(__file__).parents[2])
+    done = warm.run([str(tmp_path / "few.py"), root, method], tmp_path, timeout=100)
+    assert done.stderr.count("this process may open 8 (`ulimit -n`); raise the limit, use fewer `workers`") == 1
+    assert "AttributeError" not in done.stderr
+
+
+def test_too_many_open_files_of_a_worker_process_that_sends_a_batch_are_told_too():
+    """Shared memory, by which a large array is sent, is a file."""
+
+    def stream():
+        yield {"x": [0]}
+        highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+        while os.open(os.devnull, os.O_RDONLY) < highest:
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
+        yield {"x": np.zeros(1 << 20)}
+
+    with wrap(stream, 1, start_method="fork") as wrapper, pytest.raises(StreamError, match="too many open files for"):
+        list(wrapper)
 
 
 def test_a_stop_iteration_that_a_stream_raises_in_a_worker_is_named():
