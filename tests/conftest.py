@@ -94,8 +94,7 @@ def pytest_collection(session):
         return (yield)
     finally:
         sys.dont_write_bytecode = stored
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # garbage too: to look for what is left of the imports takes longer than to keep it
         gc.enable()
         if session.testscollected > MANY:
             memory.use_large_pages()
