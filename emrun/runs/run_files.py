@@ -13,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emrun.base.errors import ReadTimeout, StorageError
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import FILE, files_to_resume, is_directory_name
+from emrun.storage.code.files import RECORD, recorded_files
 from emrun.storage.files import check_owner, remove_files, storing
 from emrun.storage.lock import EVALUATIONS, LOCK_FILES
 from emrun.storage.run import CHECKPOINTS, CONFIG, FOREIGN
@@ -107,6 +109,7 @@ class _Names:
         self._patterns = [re.compile(_pattern(name)) for name in declared]
         folders = {str(parent) for name in declared for parent in Path(f"{name}-").parents}
         self._folders = [re.compile(_pattern(folder)) for folder in folders]
+        self._recorded = {place.name: _recorded_in(place) for place in directory.glob("code*") if _has_record(place)}
 
     def has(self, place: str, entry: os.DirEntry[str]) -> bool:
         """Return whether a file or a link has a name of the run."""
@@ -123,6 +126,9 @@ class _Names:
         return any(self._is_own(candidate) for candidate in (place, _complete(place)))
 
     def _is_own(self, place: str) -> bool:
+        folder, _, inner = place.partition("/")
+        if folder in self._recorded:
+            return inner in self._recorded[folder]
         return bool(_FILES.fullmatch(place)) or any(pattern.fullmatch(place) for pattern in self._patterns)
 
     def has_folder(self, place: str) -> bool:
@@ -131,6 +137,21 @@ class _Names:
         is_within = any(pattern.fullmatch(f"{complete}/-") for pattern in self._patterns)
         is_above = any(pattern.fullmatch(complete) for pattern in self._folders)
         return is_within or is_above or bool(_FOLDERS.fullmatch(place))
+
+
+def _has_record(place: Path) -> bool:
+    """Return whether a directory `code` is complete: the record is written last."""
+    return not place.is_symlink() and os.path.lexists(place / RECORD)
+
+
+def _recorded_in(place: Path) -> set[str]:
+    """Return the files that the record in a directory `code` names; none if it is not a record of emrun."""
+    try:
+        return {str(path) for path in recorded_files(place)}
+    except ReadTimeout:
+        raise
+    except StorageError:
+        return set()
 
 
 def _pattern(name: str) -> str:

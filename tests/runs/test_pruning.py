@@ -196,7 +196,7 @@ def test_checkpoints_behind_a_link_are_refused(directory, tmp_path):
 OTHERS = [
     *("src/model.py", "notes.txt", "metrics.sqlite", "config-mine.yaml", "train-old.log", "checkpoints/pretrained.pt"),
     *("checkpoints/it-00000010/mine", "eval/mine/x", "failures/1/x", "code/main.py", "plots/a.png", "plots_1/b.png"),
-    *("mine/", "plots_1/more/"),
+    *("mine/", "plots_1/more/", "code-2/record.json"),
 ]
 
 
