@@ -44,7 +44,7 @@ test: setup  ## Run the tests, on two cores.
 
 # without the tests that start the installed command or worker processes, make whole runs or cause faults
 test-fast: setup  ## Run the tests without the installed command, whole runs and faults.
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not campaign and not style'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not campaign'
 
 # the folders of the packages that differ from a commit, and of those above them: make test-changed BASE=main~3
 test-changed: setup  ## Run the tests of what differs from the last commit, or from BASE=COMMIT.
@@ -68,11 +68,10 @@ coverage: setup  ## Run the tests and print which lines and branches they execut
 guards: coverage  ## Take out 40 guards, one by one, and print which tests notice.
 	$(BIN)/python tests/guards.py try $(COVERAGE)/data --count 40 --jobs 2
 
-check: setup  ## Check the style, the format, the types and the weight of the code.
+check: setup  ## Check the style, the format and the types of the code.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p emrun
-	$(BIN)/pytest --quiet -m style tests/test_code_habits.py tests/test_house_figures.py
 
 format: setup  ## Mend what ruff can mend.
 	$(BIN)/ruff check --fix

@@ -27,7 +27,6 @@ LEFT = {
 """Room -> rule -> its places that are left. A room that has none of a rule gets none."""
 
 
-@pytest.mark.style
 def test_the_places_of_each_room_are_those_that_are_listed():
     found = {
         room: {rule: each for rule, each in rules.items() if each} for room, rules in code_habits.counted().items()

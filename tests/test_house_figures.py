@@ -1,10 +1,8 @@
 """No room is larger than its ceiling; the figures count code, not its layout."""
 
-import pytest
 from house_figures import CEILINGS, FILES, MANY, NAMES, ROOT, files, names, nodes, nodes_in
 
 
-@pytest.mark.style
 def test_no_room_is_larger_than_its_ceiling():
     found = nodes(ROOT)
     assert found.keys() == CEILINGS.keys()
