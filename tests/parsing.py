@@ -1,6 +1,6 @@
 """What each process of a user reads or writes once, and the tests in one process a thousand times, is remembered.
 
-Most of the check of a config is to read the same sources of PyTorch and emrun. Most of a short run is YAML.
+Most of the check of a config is to read the same sources of PyTorch and emrun; a tenth of a short run is to write YAML.
 """
 
 import ast
