@@ -34,7 +34,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are sent to a whole process group; the loop handles them, worker processes ignore them."""
 _LOOK_AGAIN = 1.0  # seconds
 _TOO_MANY_FILES = (*map(os.strerror, (errno.EMFILE, errno.ENFILE)), "items of ancdata")
-"""What the errors say of the system and of PyTorch, and that of Python for a received file that it may not open."""
+"""The texts of errors about too many open files: the system's, and Python's for a file that was sent."""
 
 
 @dataclass

@@ -94,6 +94,18 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun_here, tmp_path):
     assert runs() == ["c"]
 
 
+def test_a_module_of_the_user_beside_those_that_were_recorded_keeps_the_run(trained, emrun_here, tmp_path):
+    shutil.copytree(trained, tmp_path / "r", symlinks=True)
+    mine = tmp_path / "r" / "code" / "modules" / "mine.py"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    assert "1 name that the run does not write: code/modules/mine.py;" in emrun_here("prune", "r", "--yes").stderr
+    assert (tmp_path / "r" / "config.yaml").exists()
+    mine.unlink()
+    assert emrun_here("prune", "r", "--yes").returncode == 0
+    assert not (tmp_path / "r").exists()
+
+
 WRONG = [
     ([], "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"),
     (["--older", "3"], "--older: '3' is not a time such as 30d, 12h or 5min; the unit is missing"),

@@ -118,10 +118,8 @@ def play(draw, run, emrun_here, tmp_path, stack):
         said = f"{kind} at {name}, {command}, status {done.returncode}: {done.stderr}"
         assert done.returncode in (0, 2, 74), said
         assert tree(outside) == before[0], said
-        if kind == "file" and (name, command[-1]) != (
-            "config-1.yaml",
-            "--yes",
-        ):  # it has the name of a config of the run
+        is_named_as_a_config_of_the_run = name == "config-1.yaml" and command[-1] == "--yes"
+        if kind == "file" and not is_named_as_a_config_of_the_run:
             assert mine in [path.read_text("latin-1") for path in (tmp_path / "r").rglob("*") if path.is_file()], said
         if kind in ("run", "mount"):
             renamed = place.with_name(f"{place.name}-replaced-1")  # the name of a checkpoint has taken its place

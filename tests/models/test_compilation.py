@@ -64,7 +64,7 @@ def refused(value, module=None):
 
 @pytest.fixture(scope="module")
 def with_states():
-    """Return the weights after a training with a backend or none, the random states, and how much was compiled."""
+    """Return a function that trains, compiled or not, and returns the weights, random states and number of graphs."""
 
     @functools.cache
     def found(backend=None):

@@ -54,7 +54,9 @@ def test_a_whole_run_is_removed(directory):
 
 
 def test_what_a_process_that_was_killed_in_a_write_has_left_goes_with_the_run(directory):
-    for name in (".config.yaml.tmp", "..trace.yaml.json.tmp", ".training.csv.tmp"):
+    (directory / "code" / "modules").mkdir(parents=True)
+    code = ("code/packages.txt", "code/modules/my_code.py", "code/.record.json.tmp")  # the record is written last
+    for name in (".config.yaml.tmp", "..trace.yaml.json.tmp", ".training.csv.tmp", *code):
         (directory / name).touch()
     removal = Removal.of(StoredRun(directory), "runs")
     assert removal.others == []
