@@ -49,6 +49,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 multiprocessing.set_start_method("fork", force=True)  # Python's default before 3.14; tests name the other methods
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # in workers: large pages where Linux gives them
 if str(VISION[0]) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # for the processes that tests start
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *map(str, VISION)]))
 sys.path.append(str(VISION[1]))
