@@ -42,7 +42,7 @@ VISION = (ROOT / "tests" / "vision" / "site-packages", Path(sys.prefix) / "visio
 """The folder that lets torchvision be imported, see there; and the folder that has torchvision."""
 COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
 MANY = 1000  # tests that fork often enough to be worth a second of preparation
-WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
+WHOLE_RUNS = ("tests/cli/", "tests/faults/", "tests/training/")
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # as in a background job of a shell or under nohup
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
         leave_to_campaigns(items)
     longest_first(items)
     for item in items:
-        if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):
+        if not COMMANDS.isdisjoint(item.fixturenames) or item.nodeid.startswith(WHOLE_RUNS):
             item.add_marker("slow")
     if (minutes := config.getoption("--campaign")) is not None:
         campaign.plan(config, items, minutes)

@@ -17,12 +17,17 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
 import tomllib
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from urllib.request import urlopen
 
 from tabulate import tabulate
 
@@ -118,8 +123,17 @@ emrun sweep config.yaml hooks.StopAfter.epochs=1 sweep.objective=valid/loss/mean
     "tensorboard": TRACK + "'hooks=[ComputeStats, WriteTensorBoard, {StopAfter: {epochs: 1}}]'",
     "wandb": TRACK + "'hooks=[ComputeStats, {WriteWandb: {project: p, mode: offline}}, {StopAfter: {epochs: 1}}]'",
     "trackio": TRACK + "'hooks=[ComputeStats, {WriteTrackio: {project: p}}, {StopAfter: {epochs: 1}}]'",
-    # the client alone, which writes neither files nor databases: a run needs a server of the whole mlflow
-    "mlflow": """python -c "from mlflow.tracking import MlflowClient; MlflowClient('http://127.0.0.1:9')" """,
+    "mlflow": f"""
+{TRACK} "hooks=[ComputeStats, {{WriteMLflow: {{uri: '$SERVER', experiment: e}}}}, {{StopAfter: {{epochs: 1}}}}]"
+emrun resume run hooks.StopAfter.epochs=2
+python -c "
+from mlflow.tracking import MlflowClient
+client = MlflowClient('$SERVER')
+run, = client.search_runs([client.get_experiment_by_name('e').experiment_id])
+assert run.info.status == 'FINISHED', run
+assert len(client.get_metric_history(run.info.run_id, 'train/loss/mean')) == 2, run
+"
+""",
     "export": f"""
 emrun init project --from majority
 cd project
@@ -229,10 +243,43 @@ def use(case):
         folder = PLACE / "trials" / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        server = mlflow_server(folder) if name == "mlflow" else nullcontext("")
         try:
-            run(bash, "-ec", TRIALS[name], cwd=folder, PATH=str(PYTHON.parent), HOME=str(folder))
+            with server as address:
+                run(bash, "-ec", TRIALS[name], cwd=folder, PATH=str(PYTHON.parent), HOME=str(folder), SERVER=address)
         except Failed as error:
             raise Failed(f"{error} ({name})") from error
+
+
+@contextmanager
+def mlflow_server(folder):
+    """Yield the address of a server of the whole MLflow; the extra has the client alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, log = f"http://127.0.0.1:{port}", folder / "server.log"
+    command = ["uvx", "--python", "3.11", "--from", "mlflow>=3", "mlflow", "server", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/runs.db"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+    try:
+        while not answers(f"{address}/health"):
+            if process.poll() is not None:
+                raise Failed(f"the server has ended: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def answers(address):
+    """Return whether a server is there."""
+    try:
+        with urlopen(address) as answer:
+            return answer.status == HTTPStatus.OK
+    except OSError:
+        return False
 
 
 def test():

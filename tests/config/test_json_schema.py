@@ -1,5 +1,6 @@
 """The JSON schema of configs: it knows all that emrun brings, finds what is wrong, and accepts what emrun accepts."""
 
+import functools
 import inspect
 import json
 import re
@@ -30,8 +31,6 @@ from emrun.config.yaml_tree import node_of
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").rglob("*.yaml"))
 README = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-SCHEMA = config_schema()
-VALIDATOR = Draft202012Validator(SCHEMA)
 SOURCES = Unimported()
 CONFIG = """\
 seed: 1
@@ -57,6 +56,16 @@ eval:
 """
 
 
+@functools.cache
+def schema():
+    return config_schema()  # half a second: only where it is needed
+
+
+@functools.cache
+def validator():
+    return Draft202012Validator(schema())
+
+
 def read(text):
     return YAML(typ="safe").load(text)
 
@@ -79,35 +88,35 @@ def places(validator, value):
 
 @pytest.mark.parametrize("share", thinned([1, 10], [10]))
 def test_the_schema_is_valid_and_can_be_written(share):
-    parts = dict(list(SCHEMA["$defs"].items())[::share])
-    Draft202012Validator.check_schema({**SCHEMA, "$defs": parts})
-    assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA
+    parts = dict(list(schema()["$defs"].items())[::share])
+    Draft202012Validator.check_schema({**schema(), "$defs": parts})
+    assert json.loads(json.dumps(schema(), allow_nan=False)) == schema()
 
 
 def test_every_reference_leads_somewhere():
-    used = set(re.findall(r'"\$ref": "#/\$defs/([^"]+)"', json.dumps(SCHEMA)))
-    assert used == set(SCHEMA["$defs"])
+    used = set(re.findall(r'"\$ref": "#/\$defs/([^"]+)"', json.dumps(schema())))
+    assert used == set(schema()["$defs"])
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_the_samples_are_valid(path):
-    VALIDATOR.validate(read(path.read_text(encoding="utf-8")))
+    validator().validate(read(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("text", README, ids=range(len(README)))
 def test_the_configs_of_the_readme_are_valid(text):
     assert {"dataset", "model"} <= read(text).keys()
-    VALIDATOR.validate(read(text))
+    validator().validate(read(text))
 
 
 def test_the_config_of_these_tests_is_valid():
-    VALIDATOR.validate(read(CONFIG))
+    validator().validate(read(CONFIG))
     Plan.with_evaluations(read_config(read(CONFIG)), SOURCES)
 
 
 def test_every_section_is_described():
-    assert list(SCHEMA["properties"]) == ["extends", *SECTIONS]
-    assert all(each.get("description") for each in SCHEMA["properties"].values())
+    assert list(schema()["properties"]) == ["extends", *SECTIONS]
+    assert all(each.get("description") for each in schema()["properties"].values())
 
 
 @pytest.mark.parametrize("kind", ["hook", "dataset", "model"])
@@ -122,14 +131,16 @@ def check_built_in(kind, name):
 
     target = emrun.config.import_finder.locate(dotted_path(name, kind))
     arguments = set(inspect.signature(target).parameters) - set(SUPPLIED[kind])
-    properties = SCHEMA["$defs"][f"{kind}.{name}"]["properties"]
+    properties = schema()["$defs"][f"{kind}.{name}"]["properties"]
     assert properties.keys() - {"class", "args"} == arguments
     assert all(properties[argument].get("description") for argument in arguments)
     for argument in arguments:
         default = inspect.signature(target).parameters[argument].default
         if default not in (None, inspect.Parameter.empty):
             assert properties[argument]["default"] == (list(default) if isinstance(default, tuple) else default)
-    names = SCHEMA["$defs"]["hook"]["properties"] if kind == "hook" else json.dumps(SCHEMA["$defs"][kind]["properties"])
+    names = (
+        schema()["$defs"]["hook"]["properties"] if kind == "hook" else json.dumps(schema()["$defs"][kind]["properties"])
+    )
     assert name in names
 
 
@@ -148,15 +159,15 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
         if inspect.isclass(each) and issubclass(each, base) and each is not base and not name.startswith("_")
     }
     form = f"form.{'-'.join((package.__name__, *keys))}"
-    suggested = SCHEMA["$defs"][form]["properties"]["class"]["anyOf"][0]["enum"]
+    suggested = schema()["$defs"][form]["properties"]["class"]["anyOf"][0]["enum"]
     suggested = [
         each
         for each in suggested
-        if f"emrun.models.schedules.built_in.{each}-step_on-metric-warmup" not in SCHEMA["$defs"]
+        if f"emrun.models.schedules.built_in.{each}-step_on-metric-warmup" not in schema()["$defs"]
     ]
     assert set(suggested) == {name for name, each in classes.items() if each.__module__.startswith(package.__name__)}
     for name in suggested:
-        properties = SCHEMA["$defs"]["-".join((f"{package.__name__}.{name}", *keys))]["properties"]
+        properties = schema()["$defs"]["-".join((f"{package.__name__}.{name}", *keys))]["properties"]
         arguments = [
             each for each in inspect.signature(classes[name]).parameters if each not in ("params", "optimizer")
         ]
@@ -175,16 +186,16 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
     ],
 )
 def test_schedules_of_emrun_are_completed_and_checked(scheduler, fits):
-    form = SCHEMA["$defs"]["form.torch.optim.lr_scheduler-step_on-metric-warmup"]
+    form = schema()["$defs"]["form.torch.optim.lr_scheduler-step_on-metric-warmup"]
     form = form["properties"]["class"]["anyOf"][0]["enum"]
     assert {"Cosine", "CosineAnnealingLR"} <= set(form)
-    assert VALIDATOR.is_valid(changed(("model", "scheduler"), scheduler)) is fits
+    assert validator().is_valid(changed(("model", "scheduler"), scheduler)) is fits
 
 
 def test_the_main_loop_has_all_its_arguments():
     from emrun import MainLoop
 
-    properties = SCHEMA["$defs"]["main_loop"]["properties"]
+    properties = schema()["$defs"]["main_loop"]["properties"]
     arguments = set(inspect.signature(MainLoop).parameters)
     assert properties.keys() == arguments - {"model", "dataset", "hooks", "run", "rank_log", "seed", "unknown"}
     assert all(each["description"] for each in properties.values())
@@ -258,7 +269,7 @@ WRONG = [
 )
 def test_a_mistake_is_found_at_its_place_and_emrun_refuses_it_too(path, value, place):
     config = changed(path, value)
-    assert places(VALIDATOR, config) == {place}
+    assert places(validator(), config) == {place}
     with pytest.raises(ConfigError):
         Plan.with_evaluations(read_config(config), SOURCES)
 
@@ -280,7 +291,7 @@ FOR_THE_CHECK = [
 )
 def test_a_missing_part_that_a_base_config_may_have_is_refused_only_by_the_check(path, value):
     config = changed(path, value)
-    VALIDATOR.validate(config)
+    validator().validate(config)
     with pytest.raises(ConfigError):
         Plan.with_evaluations(read_config(config), SOURCES)
 
@@ -289,20 +300,20 @@ def test_a_missing_part_that_a_base_config_may_have_is_refused_only_by_the_check
 def test_a_config_needs_a_dataset_and_a_model_unless_it_extends_another(section):
     config = read(CONFIG)
     del config[section]
-    assert places(VALIDATOR, config) == {()}
-    assert places(VALIDATOR, {**config, "extends": None}) == {()}
-    VALIDATOR.validate({**config, "extends": "base.yaml"})
-    VALIDATOR.validate({**config, "extends": ["base.yaml", "other.yaml"]})
+    assert places(validator(), config) == {()}
+    assert places(validator(), {**config, "extends": None}) == {()}
+    validator().validate({**config, "extends": "base.yaml"})
+    validator().validate({**config, "extends": ["base.yaml", "other.yaml"]})
 
 
 def test_a_config_with_extends_may_be_incomplete_but_not_wrong():
     over = {"extends": "base.yaml", "dataset": {"batch_size": 3}, "model": {"optimizer": {"lr": 0.1}}}
-    VALIDATOR.validate(over)
-    VALIDATOR.validate(
+    validator().validate(over)
+    validator().validate(
         {"extends": "base.yaml", "main_loop": {"more": 3}}
     )  # base.yaml may say on_incorrect_config: warn
     over["dataset"] = {"class": "Digits", "batch_size": "many", "flt": True}
-    assert places(VALIDATOR, over) == {("dataset",), ("dataset", "batch_size")}
+    assert places(validator(), over) == {("dataset",), ("dataset", "batch_size")}
 
 
 ACCEPTED = [
@@ -356,7 +367,7 @@ ACCEPTED = [
     ids=[f"{'.'.join(map(str, a[0]))}={a[1]}" for a in ACCEPTED],
 )
 def test_every_form_of_a_config_is_valid(path, value):
-    VALIDATOR.validate(changed(path, value))
+    validator().validate(changed(path, value))
 
 
 HINTS = [
@@ -376,7 +387,7 @@ VALUES = [
 
 def validator_of(hint, default=inspect.Parameter.empty):
     parameter = inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
-    return Draft202012Validator({**hint_schema(parameter), "$defs": SCHEMA["$defs"]})
+    return Draft202012Validator({**hint_schema(parameter), "$defs": schema()["$defs"]})
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=str)
@@ -435,7 +446,7 @@ def test_what_the_check_accepts_is_valid(count):
             else changed((*path[:-1], key) if isinstance(path[-1], str) else path, value)
         )
         if is_accepted(node_of(config, Position("c.yaml"))):
-            VALIDATOR.validate(config)
+            validator().validate(config)
 
     check()
 
@@ -452,9 +463,9 @@ def test_what_the_check_accepts_merged_over_another_config_or_for_a_stream_is_va
     if is_for_stream:
         config = {**read(CONFIG), "eval": {"test": over}}
         if is_accepted(node_of(config, Position("c.yaml"))):
-            VALIDATOR.validate(config)
+            validator().validate(config)
     elif is_accepted(merge(base, node_of(over, Position("over.yaml")))):
-        VALIDATOR.validate({**over, "extends": "c.yaml"})
+        validator().validate({**over, "extends": "c.yaml"})
 
 
 @pytest.mark.campaign
