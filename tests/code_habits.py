@@ -75,23 +75,12 @@ def _in_block(nodes):
 
 def _own(block):
     """Yield the nodes of a block, without those of functions and classes in it, which are blocks of their own."""
-    waiting = _children(block)
+    waiting = list(ast.iter_child_nodes(block))
     while waiting:
         node = waiting.pop()
         yield node
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-            waiting += _children(node)
-
-
-def _children(node):
-    """Return the nodes in a node; `ast.iter_child_nodes` takes three times as long."""
-    found = []
-    for value in vars(node).values():
-        if isinstance(value, list):
-            found += [each for each in value if isinstance(each, ast.AST)]
-        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context | ast.operator):
-            found.append(value)
-    return found
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _of_node(node, values, made):

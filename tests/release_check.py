@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -265,12 +265,13 @@ def mlflow_server(folder):
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
     try:
         while not answers(f"{address}/health"):
-            if process.poll() is not None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
                 raise Failed(f"the server has ended: {log.read_text()[-2000:]}")
-            time.sleep(0.5)
         yield address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait()
 
 

@@ -145,7 +145,7 @@ CASES = {
 
 
 FEW = ("people.csv",)
-"""What `make test` trains; of the others, pages of docs/start do the same, and tests/test_bases.py trains texts."""
+"""What `make test` trains; pages of docs/start do it with pictures and rows in time, tests/test_bases.py with texts."""
 
 
 @pytest.mark.parametrize("name", thinned(CASES, FEW))
